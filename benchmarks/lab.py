@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch._dynamo  # noqa: F401  the first checkpoint call imports it, which is no experiment's fault
 
-from explorer.lab.run import run_lab
-from explorer.plan.catalogue import lessons
+from explorer.lab.engine.run import run_lab
+from explorer.lab.plan import lessons
 
 LIMIT_S = 5.0
 

@@ -204,6 +204,8 @@ OWN_FILES = {
     "jobs/client.py": "our own worker",
     "engine/imaginary/objects.py": "ranks of one script",
     "jobs/connection.py": "/proc",
+    "lab/plan.py": "the package",
+    "lab/view/outcome.py": "the package",
     "jobs/store.py": "our own database",
     "own_loop/on_card.py": "our own folder",
     "own_loop/script.py": "the script, which is run",
@@ -217,7 +219,6 @@ OWN_FILES = {
     "ui/server.py": "streamlit",
     "ui/session/repository.py": "our own database",
     "view/graph/browser.py": "the package",
-    "view/lab.py": "the package",
     "view/report/html.py": "the package",
 }
 OPENS = re.compile(

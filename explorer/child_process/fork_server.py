@@ -26,12 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from explorer import slices
 from explorer.child_process import forks
 from explorer.child_process.forks import LENGTH, NUMBER
 
 _DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # of linux/prctl.h
 _PATIENCE_S = 5.0
-IMPORTABLE = ("explorer.engine.", "explorer.lab.", "explorer.jobs.")
+IMPORTABLE = ("explorer.engine.", "explorer.jobs.", *(f"explorer.{name}." for name in slices.names()))
 """Packages of which a process may name a module to import here, beside WARM. Other modules are the child's to import:
 a model could have written them."""
 

@@ -40,7 +40,6 @@ WARM = (
     "explorer.engine.compare.compare",
     "torch._dynamo",  # the first checkpoint call imports it (seconds)
     "explorer.engine.bench.other_tools",
-    "explorer.lab.run",
     "explorer.engine.pipeline.run",
     "explorer.engine.pipeline.profile",
 )

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from explorer import __version__
+from explorer import __version__, slices
 from explorer.cli import verbs
 from explorer.cli.command import COULD_NOT_RUN, escaped, say
 
@@ -70,8 +70,8 @@ class _Verbs(TyperGroup):
         name, _, rest = super().resolve_command(ctx, args)
         narrow = shutil.get_terminal_size().columns < _NARROW
         shell = typer.Typer(**_PLAIN, rich_markup_mode=None if narrow else "rich")
-        file, _ = listed_verbs()[str(name)]
-        shell.command(name)(getattr(import_module(f"{verbs.__name__}.{file}"), str(name)))
+        module, _ = listed_verbs()[str(name)]
+        shell.command(name)(getattr(import_module(module), str(name)))
         return name, typer.main.get_command(shell), _with_number_of_ranks(rest)
 
 
@@ -107,16 +107,18 @@ def about(
 
 
 def listed_verbs() -> dict[str, tuple[str, str]]:
-    """The file and the docstring of each verb, in the order of `--help`."""
-    listed = _verbs_in(tuple(verbs.__path__))
+    """The module and the docstring of each verb, in the order of `--help`."""
+    listed: dict[str, tuple[str, str]] = {}
+    for package in (verbs, *slices.parts("cli").values()):
+        listed |= _verbs_in(package.__name__, tuple(package.__path__))
     return dict(sorted(listed.items(), key=lambda item: _ORDER.index(item[0]) if item[0] in _ORDER else len(_ORDER)))
 
 
 @cache
-def _verbs_in(folders: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+def _verbs_in(package: str, folders: tuple[str, ...]) -> dict[str, tuple[str, str]]:
     files = sorted(file for folder in folders for file in Path(folder).glob("*.py"))
     return {
-        node.name: (file.stem, ast.get_docstring(node) or "")
+        node.name: (f"{package}.{file.stem}", ast.get_docstring(node) or "")
         for file in files
         for node in ast.parse(file.read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef) and "verb" in map(ast.unparse, node.decorator_list)

@@ -1,6 +1,6 @@
 """The functions that answer requests, one a row of protocol.ROWS, each called as `function(request, report)`.
 
-They import engine, lab and planners when they are called, and turn fields of a request into arguments.
+They import engine and planners when they are called, and turn fields of a request into arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from explorer.jobs.protocol import (
     MeasureRanks,
     OpenRanks,
     ProfileStages,
-    RunLab,
     RunPipeline,
 )
 from explorer.record.base import Record
@@ -105,12 +104,6 @@ def draw_autograd(request: DrawAutograd, report: Report) -> Record:
     from explorer.engine.bench import other_tools
 
     return other_tools.draw_autograd(request.spec, request.block, report)
-
-
-def run_lab(request: RunLab, report: Report) -> Record:
-    from explorer.lab import run
-
-    return run.run_lab(request.name, request.switches, device=request.device, model=request.model, report=report)
 
 
 def run_pipeline(request: RunPipeline, report: Report) -> Record:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import struct
 import sys
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, Union
 
+from explorer import slices
 from explorer.errors import TimedOut, UnreadableFile
+from explorer.jobs.rows import RequestRow
 from explorer.record.base import Count, Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.fit import Fit
 from explorer.record.graph import IN_TRAINING, AutogradPictures, Conditions, ModelGraph, ModelRef
-from explorer.record.lab import LabOutcome
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.plan import CapWish, Front, JointPlan, Progress, Wish
@@ -124,44 +125,6 @@ class FindJointPlan(Record, tag=True):
     wish: CapWish
 
 
-class RunLab(Record, tag=True):
-    """-> LabOutcome: one experiment of the lab; switches without a value have their defaults."""
-
-    name: str
-    switches: dict[str, str] = {}
-    device: Device = "cpu"
-    model: ModelRef | None = None
-    """Model for a lesson that takes a model; None: the lesson's model."""
-
-
-Request = (
-    Describe
-    | Measure
-    | MeasureRanks
-    | Compare
-    | FindFit
-    | DrawAutograd
-    | RunPipeline
-    | OpenRanks
-    | ProfileStages
-    | FindPlans
-    | FindJointPlan
-    | RunLab
-)
-
-
-class RequestRow(NamedTuple):
-    """All that differs between requests. A request is one row here, and the function that the row names."""
-
-    function: str
-    """Name of the function in answers.py that answers it, called as `function(request, report)`."""
-    result: type[Record]
-    pages: tuple[str, ...]
-    """Pages that start it as their job and find it again after a refresh."""
-    doing: str = ""
-    """Words of its progress on these pages."""
-
-
 ROWS: dict[type[Record], RequestRow] = {
     Describe: RequestRow("describe", ModelGraph, ("explore", "pipeline"), "Reading the model"),
     Measure: RequestRow("measure", Measurement, ("explore",), "Measuring the baseline"),
@@ -176,8 +139,14 @@ ROWS: dict[type[Record], RequestRow] = {
     ProfileStages: RequestRow("profile_stages", PipelineProfile, ("pipeline",), "Measuring what each block costs"),
     FindPlans: RequestRow("find_plans", Front, ()),
     FindJointPlan: RequestRow("find_joint_plan", JointPlan, ("pipeline",), "Planning below the cap"),
-    RunLab: RequestRow("run_lab", LabOutcome, ("lab",), "Running"),
 }
+for part in slices.parts("jobs").values():
+    ROWS |= part.ROWS
+
+if TYPE_CHECKING:
+    Request = Record
+else:
+    Request = Union[tuple(ROWS)]  # noqa: UP007 (slices add to it)
 
 
 DESCRIBE_LIMIT_S = 600.0

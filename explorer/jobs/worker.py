@@ -13,18 +13,23 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import platformdirs
 
+from explorer import slices
 from explorer.child_process.forks import WARM
 from explorer.errors import Cancelled, NotSaved
-from explorer.jobs import answers, protocol
+from explorer.jobs import protocol
 from explorer.jobs.run_file import graph_of, is_kept, with_graph
 from explorer.jobs.store import Store, make_private_folder
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.failure import failure_of
 from explorer.record.plan import Progress, Report
+
+ALL_WARM = (*WARM, *(module for part in slices.parts("jobs").values() for module in part.WARM))
+"""Modules that the server of jobs imports while it is idle."""
 
 
 def answer(request: protocol.Request, report: Report) -> Record:
@@ -33,7 +38,8 @@ def answer(request: protocol.Request, report: Report) -> Record:
     from explorer.engine.device.subprocess_call import one_thread_between_steps
 
     one_thread_between_steps()
-    function = getattr(answers, protocol.ROWS[type(request)].function)
+    row = protocol.ROWS[type(request)]
+    function = getattr(import_module(row.module), row.function)
     with machine_memory_limit():
         return function(request, report)  # type: ignore[no-any-return]
 
@@ -47,7 +53,8 @@ def needs_of(request: protocol.Request) -> tuple[str, ...]:
             return WARM[:1]
         case protocol.Measure() | protocol.Compare():
             return WARM[:3]
-    return WARM
+    needs = protocol.ROWS[type(request)].needs
+    return ALL_WARM if needs is None else needs
 
 
 def settings() -> dict[str, str]:
@@ -127,4 +134,4 @@ class WorkerProgram:
     needs: Callable[[protocol.Request], tuple[str, ...]] = lambda request: ()
 
 
-ENGINE = WorkerProgram(do_job, WARM, needs_of)
+ENGINE = WorkerProgram(do_job, ALL_WARM, needs_of)

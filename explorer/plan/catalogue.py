@@ -1,39 +1,30 @@
-"""Models that can be opened and lessons that can run, read from source text: torch stays out, no code of theirs runs.
+"""Models that can be opened, read from source text: torch stays out, no code of theirs runs.
 
     def build(*, width=64, norm: Literal["layer", "batch"] = "layer")     a file of a user, or a class in it
     class LlamaConfig: vocab_size: int = 32000                            a configuration of transformers
     {"hidden_size": 4096, "hidden_act": "silu"}                           a local config.json
 
 Of a model's arguments numbers and switches are offered, and words if the text lists their values: a word without
-choices may be a path. A lesson is one file of `explorer/lab/`. Its docstring is the title and the story; literals hold
-the rest:
-
-    THEME, PLACE   the shelf it stands on, and where on it; without a place it stands last
-    QUESTION       the one thing that it answers
-    SWITCHES       {name: (question, {value: what it means})}, the default value first
-    WORDS          terms of the glossary (explorer/view/text/lab.py)
-    TAKES_MODEL    True: a person may name a model for it; without it the lesson brings its own nets
+choices may be a path.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-import math
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeGuard, get_args
+from typing import Any, TypeGuard
 
 from msgspec.structs import replace
 
-from explorer.errors import BadInput, UnreadableFile, message_of, nearest
+from explorer.errors import UnreadableFile, message_of
 from explorer.plan.factory_text import FactoryArguments, Value, arguments_of_factory
-from explorer.record.base import Record, from_msgpack, from_plain
+from explorer.record.base import Record, from_msgpack
 from explorer.record.bounded_file import read_configuration, read_text
 from explorer.record.graph import ModelRef
-from explorer.record.lab import Lesson, Theme
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Front
 from explorer.record.run import RunSpec
@@ -266,81 +257,3 @@ def literals(tree: ast.Module, names: Collection[str]) -> dict[str, Any]:
                     raise ValueError(f"{target} is no literal") from error
                 values |= {target: value} if len(assigned) == 1 else dict(zip(assigned, value))
     return values
-
-
-LAB = Path(__file__).resolve().parents[1] / "lab"
-_LITERALS = ("THEME", "QUESTION", "SWITCHES", "WORDS")
-_NO_LESSONS = ("__init__", "run")
-
-
-def lessons() -> tuple[Lesson, ...]:
-    """Every lesson, in the order in which they are offered. Raises UnreadableFile for a file that is none."""
-    return _lessons_in(LAB)
-
-
-def lesson_called(name: str) -> Lesson:
-    """The lesson called `name`. Raises BadInput that offers the nearest names."""
-    by_name = {lesson.name: lesson for lesson in lessons()}
-    if name in by_name:
-        return by_name[name]
-    raise BadInput(f"The lab has no experiment {name!r}.", hint=nearest(name, by_name) or ", ".join(by_name))
-
-
-def settings(lesson: Lesson, values: Mapping[str, str]) -> dict[str, str]:
-    """Every switch with its value: the one in `values` or the default. Raises BadInput with all faults at once."""
-    switches = {switch.name: switch for switch in lesson.switches}
-    faults = []
-    for name, value in values.items():
-        if name not in switches:
-            faults.append(f"{lesson.name} has no switch {name!r} (it has {', '.join(switches) or 'none'})")
-        elif value not in switches[name].values:
-            faults.append(f"{name} cannot be {value!r} (it can be {', '.join(switches[name].values)})")
-    if faults:
-        raise BadInput(f"{'; '.join(faults)}.", hint=f"`python -m explorer lab {lesson.name} --json` runs it as it is.")
-    return {name: values.get(name, switch.default) for name, switch in switches.items()}
-
-
-@cache
-def _lessons_in(folder: Path) -> tuple[Lesson, ...]:
-    files = (path for path in sorted(folder.glob("*.py")) if path.stem not in _NO_LESSONS)
-    return tuple(lesson for _, lesson in sorted(map(_read, files), key=lambda placed: placed[0]))
-
-
-def _read(path: Path) -> tuple[tuple[int, float], Lesson]:
-    """The position of a lesson in the list, and the lesson. Raises UnreadableFile."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        values = literals(tree, (*_LITERALS, "PLACE", "TAKES_MODEL"))
-        title, _, story = (ast.get_docstring(tree) or "").partition("\n\n")
-        missing = [name for name in _LITERALS if name not in values] + ["story below its title"] * (not story)
-        if missing:
-            raise ValueError(f"it has no {', no '.join(missing)}")
-        lesson = {
-            "name": path.stem.replace("_", "-"),
-            "theme": values["THEME"],
-            "title": " ".join(title.split()).rstrip("."),
-            "question": values["QUESTION"],
-            "paragraphs": [" ".join(paragraph.split()) for paragraph in story.split("\n\n")],
-            "switches": _switches(values["SWITCHES"]),
-            "words": values["WORDS"],
-            "takes_model": values.get("TAKES_MODEL", False),
-        }
-        shelf = get_args(Theme)
-        read = from_plain(lesson, Lesson)
-        return (shelf.index(read.theme), float(values.get("PLACE", math.inf))), read
-    except (OSError, SyntaxError, ValueError, TypeError, UnreadableFile) as error:
-        raise UnreadableFile(f"{path} cannot be read as a lesson: {message_of(error)}.") from error
-
-
-def _switches(written: Mapping[str, tuple[str, Mapping[str, str]]]) -> list[dict[str, object]]:
-    try:
-        return [
-            {
-                "name": name,
-                "question": question,
-                "choices": [{"value": v, "label": label} for v, label in words.items()],
-            }
-            for name, (question, words) in written.items()
-        ]
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError("SWITCHES must be {name: (question, {value: what it means})}") from error

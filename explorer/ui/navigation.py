@@ -9,7 +9,7 @@ from threading import Event, Lock
 
 import streamlit as st
 
-from explorer.ui import lab
+from explorer import slices
 from explorer.ui.explore import page as explore
 from explorer.ui.pipeline import page as pipeline
 from explorer.ui.runs import page as runs
@@ -20,7 +20,7 @@ TAB_ICON = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24">
 <path fill="none" stroke="#4596E4" stroke-width="2" d="M9 7h3v10h4M12 9h4"/>
 <path fill="#4596E4" d="M2 3h8v8H2zM14 5h8v7h-8zM14 13h8v7h-8z"/></svg>"""
 """A block and the two behind it. Drawn here: a browser fetches Streamlit's own symbols for a tab from a server."""
-
+PAGES_OF_SLICES = slices.parts("ui.page")
 
 WORDMARK = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 196 24" role="img" aria-label="Checkpoint Explorer">
 <path fill="none" stroke="#4596E4" stroke-width="2" d="M9 7h3v10h4M12 9h4"/>
@@ -44,7 +44,10 @@ def main() -> None:
             explore.page, title="Explore", icon=":material/account_tree:", url_path="explore", default=True
         ),
         "pipeline": st.Page(pipeline.page, title="Pipeline", icon=":material/view_timeline:", url_path="pipeline"),
-        "lab": st.Page(lab.page, title="Lab", icon=":material/science:", url_path="lab"),
+        **{
+            name: st.Page(part.page, title=part.TITLE, icon=part.ICON, url_path=name)
+            for name, part in PAGES_OF_SLICES.items()
+        },
         "runs": st.Page(runs.page, title="Runs", icon=":material/database:", url_path="runs"),
     }
     st.session_state["pages"] = pages

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from explorer.view.text.lab import STEPS
+from explorer.view.text.tour import STEPS
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from explorer.ui.explore.results import TABS
-from explorer.view.text.lab import STEPS
+from explorer.view.text.tour import STEPS
 from tests.browser.conftest import FACTORIES, PLAIN, TIMEOUT_MS
 from tests.browser.served import Served
 from tests.browser.settled import press, settled

@@ -7,12 +7,11 @@ from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 
-from explorer.cli import verbs
+from explorer.cli.main import listed_verbs
 from explorer.engine.bench import measure
 from explorer.jobs.client import Job, Worker, _graph_key
 from explorer.jobs.protocol import Request, models_of
@@ -67,8 +66,8 @@ def give(patch: pytest.MonkeyPatch, engine: Worker) -> None:
     def borrowed(**_: object) -> Iterator[Worker]:
         yield engine
 
-    for listed in iter_modules(verbs.__path__):
-        module = import_module(f"{verbs.__name__}.{listed.name}")
+    for name in {module for module, _ in listed_verbs().values()}:
+        module = import_module(name)
         if hasattr(module, "worker"):
             patch.setattr(module, "worker", borrowed)
 

@@ -1,34 +1,30 @@
-"""Verbs that write files or list: report, gallery, export and lab, and one path through all."""
+"""Verbs that write files or list: report, gallery and export, and one path through all."""
 
 from __future__ import annotations
 
 import json
 import pickle
-import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
-from explorer import lab
 from explorer.cli.verbs import report as report_verbs
 from explorer.jobs import run_file
-from explorer.jobs.protocol import RunLab
 from explorer.jobs.store import Store
-from explorer.plan import catalogue as lessons_file
-from explorer.plan.catalogue import catalogue, lesson_called, lessons
+from explorer.plan.catalogue import catalogue
 from explorer.plan.planners import front
 from explorer.plan.policy import file as policy_file
 from explorer.record import Comparison, Measurement, Policy, RunSpec
 from explorer.record.base import from_json, from_msgpack
 from explorer.record.files import Export, PolicyFile
-from explorer.record.lab import LabChart, LabOutcome
+from explorer.view.report.explorable import Exhibit
 from tests import graphs
 from tests.cli.asked import read, run
 from tests.exported import LAYERS, TARGETS, file_of, layers_again, run_there
-from tests.lab.added import with_one_more
 from tests.plan.card.histories import small_document
 from tests.view.reports import pipelined
 
@@ -127,49 +123,42 @@ def test_the_files_that_ranks_wrote_are_one_report_by_their_common_name(tmp_path
     assert sentence in " ".join(refused.split())
 
 
+def exhibits(engine: object, out: Path) -> list[Exhibit]:
+    (out / "one.html").write_text("of a slice")
+    return [Exhibit(file="one.html", title="One", line="", shelf="Traps")]
+
+
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[RunLab]:
-    """Requests of the gallery, which get made-up outcomes."""
-    requests = []
-
-    def ask(_: object, request: RunLab) -> LabOutcome:
-        requests.append(request)
-        switches = {switch.name: switch.default for switch in lesson_called(request.name).switches}
-        chart = LabChart(kind="bars", title="", x_title="", y_title="", x=(), series=())
-        return LabOutcome(
-            experiment=request.name, switches=switches, device="cpu", rows=(), chart=chart, findings=(), seconds=1.0
-        )
-
+def gallery_without_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model has its step, and a slice adds one page."""
     monkeypatch.setattr(report_verbs, "worker", nullcontext)
-    monkeypatch.setattr(report_verbs, "ask", ask)
-    return requests
+    of_slices = {"one": SimpleNamespace(exhibits=exhibits)}
+    monkeypatch.setattr(report_verbs, "slices", SimpleNamespace(parts=lambda module: of_slices))
 
 
-def test_every_sample_and_every_lesson_has_a_page_that_the_first_one_leads_to(
-    requests: list[RunLab], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_sample_and_every_exhibit_of_a_slice_has_a_page_that_the_first_one_leads_to(
+    gallery_without_worker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the first of each: one sample has a stored comparison, the other its bundled step."""
+    """One sample has a stored comparison, the other its bundled step."""
     stored, bundled = samples = catalogue()[:2]
     monkeypatch.setattr(report_verbs, "catalogue", lambda: samples)
-    monkeypatch.setattr(report_verbs, "lessons", lambda: lessons()[:2])
     spec = RunSpec(model=replace(graphs.gpt(2).model, target=stored.target), policy=Policy.recompute(["blocks.0"]))
     pair = graphs.compared(graphs.gpt(2), spec)
     Store().save(replace(pair, candidate=replace(pair.candidate, graph=graphs.gpt(2))), name="kept from before")
     run("gallery", "--out", str(tmp_path / "pages"))
     pages = {path.name: path.read_text() for path in (tmp_path / "pages").iterdir()}
-    expected = {f"{sample.name}.html" for sample in samples} | {f"lesson-{one.name}.html" for one in lessons()[:2]}
+    expected = {f"{sample.name}.html" for sample in samples} | {"one.html"}
     assert pages.keys() == expected | {"index.html", "plotly.min.js"}
     assert all(len(pages[name]) < 3 * 1024**2 and f'href="{name}"' in pages["index.html"] for name in expected)
-    assert len(requests) == 2 and all(isinstance(request, RunLab) for request in requests), "models have steps"
     assert "kept from before" in pages[f"{stored.name}.html"]
     text = pages[f"{bundled.name}.html"]
     assert '<section class="explorable"' in text and 'type="range"' in text
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_a_run(requests: list[RunLab], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused = run("gallery", "--out", str(tmp_path / "file"), code=2).stderr
-    assert "could not be made" in refused and not requests
+    assert "could not be made" in refused
 
 
 @pytest.fixture
@@ -200,18 +189,6 @@ def test_one_document(policy: str) -> None:
 def test_an_unknown_target_is_one_sentence(policy: str) -> None:
     told = " ".join(run("export", policy, "--to", "hugingface", code=2).stderr.split())
     assert "There is no exporter hugingface. Did you mean huggingface" in told
-
-
-@pytest.mark.usefixtures("shared")
-def test_a_lesson_added_as_a_file_is_listed_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lessons_file, "LAB", with_one_more(tmp_path))
-    monkeypatch.setattr(lab, "__path__", [*lab.__path__, str(tmp_path)])
-    outcome = read("lab", "one-more", "--set", "which=that")
-    assert outcome["findings"] == ["It ran with that."] and outcome["switches"] == {"which": "that"}
-    assert outcome["rows"][1]["outcome"] == "bitwise equal"
-    listed = run("lab").stdout
-    assert "one-more" in listed and "Can a lesson be added as a file?" in listed
-    sys.modules.pop("explorer.lab.one_more")
 
 
 @pytest.mark.slow

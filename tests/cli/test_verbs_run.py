@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from explorer.cli.verbs import lab as verb
+from explorer.cli.verbs import grade as verb
 from explorer.cli.verbs import report as report_verb
 from explorer.cli.verbs import run as run_verb
 from explorer.cli.verbs import show as show_verb

@@ -3,7 +3,7 @@
     python -m tests.golden.make cpu          # writes tests/golden/cpu.msgpack
     python -m tests.golden.make cuda         # the same on a CUDA machine: tests/golden/cuda.msgpack
     python -m tests.golden.make samples      # sample_models/recorded/*.run, which the page shows on a first visit
-    python -m tests.golden.make lessons      # explorer/view/lab_pictures.json: what the cards of the Lab show
+    python -m tests.golden.make lessons      # explorer/lab/view/pictures.json: what the cards of the Lab show
 
 Figures of time and bytes in it are those of the machine that made it; the tests check laws, not those figures.
 """
@@ -20,15 +20,15 @@ import msgspec
 from explorer.engine.bench.measure import measure
 from explorer.engine.compare.compare import compare
 from explorer.engine.model.describe import describe
-from explorer.lab.run import run_lab
+from explorer.lab.engine.run import run_lab
+from explorer.lab.plan import lessons as all_lessons
+from explorer.lab.record import LessonPicture
+from explorer.lab.view.outcome import PICTURES
 from explorer.plan.catalogue import SAMPLES, RecordedSample, Sample, catalogue
-from explorer.plan.catalogue import lessons as all_lessons
 from explorer.plan.planners.front import find_plans
 from explorer.record import Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import to_json, to_msgpack
-from explorer.record.lab import LessonPicture
 from explorer.record.plan import Wish, silent
-from explorer.view.lab import PICTURES
 
 HERE = Path(__file__).parent
 TINY: dict[str, int | float | str | bool] = {

@@ -33,7 +33,6 @@ from explorer.jobs.protocol import (
     Frames,
     Measure,
     Reported,
-    RunLab,
     Submit,
     description_of,
     models_of,
@@ -324,7 +323,7 @@ def test_limits_and_names_of_requests() -> None:
     assert time_limit_s(Compare(baseline=SPEC, candidate=longer)) == 90.0
     assert time_limit_s(Describe(model=SPEC.model)) == DESCRIBE_LIMIT_S
     assert models_of(Describe(model=SPEC.model)) == models_of(Measure(spec=SPEC)) == [SPEC.model]
-    assert description_of(Measure(spec=SPEC)) == "measure a.py" and description_of(RunLab(name="x")) == "runlab"
+    assert description_of(Measure(spec=SPEC)) == "measure a.py"
 
 
 REPORT = Reported(progress=Progress(what="stepping", done=1, total=2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from explorer.plan.catalogue import LAB
+from explorer.lab.plan import LESSONS
 
 ONE_MORE = '''"""One more lesson.
 
@@ -16,9 +16,9 @@ Nothing else names it.
 
 from __future__ import annotations
 
-from explorer.lab.kit.bench import Answer, LabBench, Setting, gradients_of
-from explorer.lab.kit.nets import Smooth
-from explorer.lab.kit.rows import baseline_row, compared_row, distance_bars
+from explorer.lab.engine.kit.bench import Answer, LabBench, Setting, gradients_of
+from explorer.lab.engine.kit.nets import Smooth
+from explorer.lab.engine.kit.rows import baseline_row, compared_row, distance_bars
 
 THEME = "Traps"
 QUESTION = "Can a lesson be added as a file?"
@@ -37,7 +37,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
 
 def with_one_more(folder: Path, source: str = ONE_MORE) -> Path:
     """`folder`, holding the lab's own files and `one_more.py`."""
-    for path in LAB.glob("*.py"):
+    for path in LESSONS.glob("*.py"):
         (folder / path.name).symlink_to(path)
     (folder / "one_more.py").write_text(source)
     return folder

@@ -1,42 +1,33 @@
-"""Sample models, arguments of factories, lessons and challenges are read from text; marks are those of the run."""
+"""Sample models, arguments of factories and challenges are read from text; marks are those of the run."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-from itertools import groupby
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.errors import BadInput, UnreadableFile
-from explorer.plan import catalogue as lessons_file
+from explorer.errors import UnreadableFile
 from explorer.plan.catalogue import (
     HUGGING_FACE,
-    LAB,
     SAMPLES,
     FactoryArguments,
     catalogue,
     default_size,
     factory_arguments,
-    lesson_called,
-    lessons,
     own_samples,
     sample,
-    settings,
 )
 from explorer.plan.challenges import CHALLENGES, is_about, marks, peak_guesses
 from explorer.plan.recognize import recognize
 from explorer.record.comparison import Comparison
-from explorer.record.lab import Theme
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from tests.graphs import compared, gpt
-from tests.lab.added import ONE_MORE, with_one_more
 
 NET = "from torch import nn\nexit()\nclass Block(nn.Module):\n    def forward(self): ...\n"
 SOURCE = '''"""A chain of linears.
@@ -188,65 +179,6 @@ def test_one_answer_is_right_and_the_others_lie_apart(peak: int, saved: int, for
 def test_what_people_usually_think_is_offered() -> None:
     answers = [guess.peak_bytes for guess in peak_guesses(200, 150, 70)]
     assert answers == [200, 100, 70, 50]
-
-
-def test_every_file_is_a_lesson_and_each_theme_stands_together() -> None:
-    assert {lesson.name.replace("-", "_") for lesson in lessons()} == {p.stem for p in LAB.glob("*.py")} - {
-        "__init__",
-        "run",
-    }
-    assert [theme for theme, _ in groupby(lessons(), key=lambda lesson: lesson.theme)] == list(get_args(Theme))
-    assert lessons()[0].name == "dropout", "what a newcomer opens first"
-
-
-def test_a_lesson_is_told_by_its_file() -> None:
-    lesson = lesson_called("router-noise")
-    assert lesson.title == "A router that changes its mind" and len(lesson.paragraphs) == 2
-    assert lesson.paragraphs[0].startswith("A mixture of experts sends") and "\n" not in lesson.paragraphs[0]
-    assert lesson.switches[1].label("weak") == "Weak: a few tokens change their expert"
-    assert settings(lesson, {"noise": "weak"}) == {"preserve_rng_state": "off", "noise": "weak"}
-
-
-def test_a_place_may_stand_on_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = ONE_MORE.replace('THEME = "Traps"', 'THEME = "Wrapped blocks"\nPLACE = 0')
-    monkeypatch.setattr(lessons_file, "LAB", with_one_more(tmp_path, first))
-    assert lessons()[0].name == "one-more"
-
-
-def test_unknown_names_are_told_with_what_there_is() -> None:
-    with pytest.raises(BadInput, match=r"no experiment 'dropuot'"):
-        lesson_called("dropuot")
-    with pytest.raises(BadInput, match=r"p cannot be '9'.*no switch 'q'"):
-        settings(lesson_called("dropout"), {"p": "9", "q": "1"})
-
-
-def test_a_file_added_is_a_lesson_offered_last_on_its_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = [lesson.name for lesson in lessons()]
-    monkeypatch.setattr(lessons_file, "LAB", with_one_more(tmp_path))
-    assert [lesson.name for lesson in lessons()] == [*before, "one-more"]
-    assert lesson_called("one-more").paragraphs == ("A file is all that it takes.", "Nothing else names it.")
-
-
-@pytest.mark.parametrize(
-    ("written", "instead", "fault"),
-    [
-        ("QUESTION = ", "ASKED = ", "it has no QUESTION"),
-        ("WORDS = ", "ABOUT = ", "it has no WORDS"),
-        ('THEME = "Traps"', 'THEME = "Odds and ends"', r"Invalid enum value 'Odds and ends'.*theme"),
-        ('("gradient",)', "tuple(map(str, [1]))", "WORDS is no literal"),
-        ("def run(", "def run(:", "invalid syntax"),
-        ('THEME = "Traps"', 'THEME, PLACE = "Traps", "first"', "could not convert string to float: 'first'"),
-        ('{"this": "This one", "that": "That one"}', '"this or that"', "SWITCHES must be"),
-        ("\n\nA file is all that\nit takes.\n\nNothing else names it.\n", "", "no story below its title"),
-    ],
-)
-def test_a_file_that_is_no_lesson_is_named_with_its_fault(
-    written: str, instead: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert written in ONE_MORE
-    monkeypatch.setattr(lessons_file, "LAB", with_one_more(tmp_path, ONE_MORE.replace(written, instead)))
-    with pytest.raises(UnreadableFile, match=rf"one_more\.py cannot be read as a lesson: .*{fault}"):
-        lessons()
 
 
 @pytest.mark.parametrize(

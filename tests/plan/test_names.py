@@ -7,17 +7,7 @@ from hypothesis import given
 from hypothesis.strategies import integers
 
 from explorer.errors import BadInput
-from explorer.plan.names import (
-    above,
-    innermost,
-    is_within,
-    lineage,
-    operator_word,
-    outermost,
-    products_kept,
-    share_of_blocks,
-    written_results,
-)
+from explorer.plan import names
 from explorer.plan.sizes import from_to, mib_up, parse_bytes
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
@@ -26,18 +16,18 @@ from tests.view.builders import MIB
 
 
 def test_a_block_lies_in_itself_in_its_holders_and_in_the_model() -> None:
-    assert [is_within("a.b", block) for block in ("a.b", "a", "", "a.", "b", "a.b.c")] == [True] * 3 + [False] * 3
-    assert not is_within("ab", "a")
+    assert [names.is_within("a.b", block) for block in ("a.b", "a", "", "a.", "b", "a.b.c")] == [True] * 3 + [False] * 3
+    assert not names.is_within("ab", "a")
 
 
 def test_holders_come_nearest_first() -> None:
-    assert list(above("a.b.c")) == ["a.b", "a", ""] and list(above("")) == []
-    assert list(lineage("a.b")) == ["a.b", "a", ""] and list(lineage("")) == [""]
-    assert innermost(["a", "a.b", "c"]) == ("a.b", "c") and innermost(["", "a"]) == ("a",)
+    assert list(names.above("a.b.c")) == ["a.b", "a", ""] and list(names.above("")) == []
+    assert list(names.lineage("a.b")) == ["a.b", "a", ""] and list(names.lineage("")) == [""]
+    assert names.innermost(["a", "a.b", "c"]) == ("a.b", "c") and names.innermost(["", "a"]) == ("a",)
 
 
 def test_an_operator_goes_by_its_second_name() -> None:
-    words = [operator_word(name) for name in ("aten.mm.default", "aten.mm.out", "mm", "aten.mm", "")]
+    words = [names.operator_word(name) for name in ("aten.mm.default", "aten.mm.out", "mm", "aten.mm", "")]
     assert words == ["mm", "mm", "mm", "aten.mm", ""]
 
 
@@ -50,7 +40,7 @@ def test_results_that_are_written_in_place() -> None:
     by_name = ("aten.add_.Tensor", "aten.bernoulli_.float")
 
     def written(*fqns: str, of: ModelGraph | None = known) -> tuple[str, ...]:
-        return written_results(Unit(blocks=fqns, action="save_ops", save_ops=OPS), of)
+        return names.written_results(Unit(blocks=fqns, action="save_ops", save_ops=OPS), of)
 
     assert written("b", "a") == (*by_name, "aten.exp.default"), "any block of a segment"
     assert written("b") == written("a", of=None) == written("elsewhere") == by_name
@@ -64,10 +54,10 @@ def test_products_are_what_flops_are_counted_of_and_nothing_writes_into() -> Non
         block("norm", "B"),
     )
     known = graph_of(*blocks)
-    assert products_kept(("a", "b"), known) == Unit(
+    assert names.products_kept(("a", "b"), known) == Unit(
         blocks=("a", "b"), action="save_ops", save_ops=("aten.convolution.default", "aten.mm.default")
     )
-    assert products_kept(("norm",), known) == Unit(blocks=("norm",)), "nothing to keep: recomputed whole"
+    assert names.products_kept(("norm",), known) == Unit(blocks=("norm",)), "nothing to keep: recomputed whole"
 
 
 @pytest.mark.parametrize(
@@ -140,11 +130,11 @@ def test_a_decimal_unit_is_refused_with_what_to_write(text: str, instead: str) -
 
 def test_blocks_are_counted_in_one_unit_and_the_denominator_stays() -> None:
     def share(*named: str) -> str:
-        return share_of_blocks(named, ("a.0", "a.1", "a.2"))
+        return names.share_of_blocks(named, ("a.0", "a.1", "a.2"))
 
     assert share() == "0 of 3 blocks" and share("a.0", "a.2") == "2 of 3 blocks"
     assert share("a", "a.1") == share("") == "3 of 3 blocks"
     assert share("a.0", "a.0.mlp", "a.1.mlp", "a.1.norm") == "2 of 3 blocks, 1 in part"
     assert share("a.0", "head", "stem.conv") == "1 of 3 blocks and 2 more"
-    assert share_of_blocks(("a", "a.1", "b"), ()) == "2 blocks" and share_of_blocks((), ()) == "0 blocks"
-    assert outermost(("", "a")) == [""] and outermost(("a.b", "ab", "a", "a.b.c")) == ["ab", "a"]
+    assert names.share_of_blocks(("a", "a.1", "b"), ()) == "2 blocks" and names.share_of_blocks((), ()) == "0 blocks"
+    assert names.outermost(("", "a")) == [""] and names.outermost(("a.b", "ab", "a", "a.b.c")) == ["ab", "a"]

@@ -1,4 +1,4 @@
-"""Records: their base, graphs, policies, failures, lessons, sounds; what they refuse and what they derive."""
+"""Records: their base, graphs, policies, failures, sounds; what they refuse and what they derive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from explorer.record import KEEP_ALL, Allocations, Measurement, ModelGraph, Mode
 from explorer.record.base import column, from_json, from_msgpack, from_plain, to_json, to_msgpack, to_plain
 from explorer.record.card import Card
 from explorer.record.failure import Failure, failure_of, is_out_of_memory
-from explorer.record.lab import Choice, Switch
 from explorer.record.measurement import RecordedRanks
 from explorer.record.run import RunSpec
 from explorer.record.sound import unsound
@@ -197,15 +196,6 @@ def test_any_failure_can_be_written_and_shown(text: str, part: str, times: int) 
 def test_the_table_of_kinds(error: BaseException, in_step: str, elsewhere: str) -> None:
     assert failure_of(error, in_step=True).kind == in_step
     assert failure_of(error, in_step=False).kind == elsewhere
-
-
-SWITCH = Switch(name="mode", question="?", choices=(Choice(value="on", label="Yes"), Choice(value="off", label="No")))
-
-
-def test_the_first_choice_is_the_default() -> None:
-    assert (SWITCH.default, SWITCH.values, SWITCH.label("off")) == ("on", ("on", "off"), "No")
-    with pytest.raises(StopIteration):
-        SWITCH.label("perhaps")
 
 
 RUN = measured()

@@ -10,7 +10,6 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,13 +21,11 @@ from explorer.plan.predict.forecaster import prices, prices_of_keeping
 from explorer.plan.why.peak import explain
 from explorer.record import ROLES, Comparison, Measurement, ModelRef, RunSpec
 from explorer.record.base import from_json, from_msgpack, to_json
-from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabRow, LabSeries
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
 from explorer.view.compare.front import front_chart
 from explorer.view.compare.gradients import gradient_chart
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.figure import Chart, literal, written
-from explorer.view.lab import NO_RESULT, figure_text, lab_chart, lab_origins, lab_table
 from explorer.view.memory.blocks import ledger_chart, saved_bytes_chart
 from explorer.view.memory.stacked import roles
 from explorer.view.memory.timeline import timeline
@@ -125,71 +122,6 @@ def test_every_chart_shows_the_names_of_a_model_as_they_are_written() -> None:
 @given(st.text(st.characters(exclude_categories=("Cc", "Cs"))))
 def test_a_click_returns_the_name_that_was_drawn(name: str) -> None:
     assert "<" not in literal(name) and written(literal(name)) == name == unescape(literal(name))
-
-
-def outcome(kind: str = "bars", unit: str = "") -> LabOutcome:
-    rows = (
-        LabRow(label="kept", outcome="baseline", figures=(LabFigure(name="loss", value=0.5, origin="measured"),)),
-        LabRow(label="reentrant", outcome="raised", note="RuntimeError: no"),
-    )
-    chart = LabChart(
-        kind=kind,  # type: ignore[arg-type]
-        title="How wrong?",
-        x_title="checkpoint",
-        y_title="distance",
-        unit=unit,
-        x=("kept", "reentrant"),
-        series=(LabSeries(name="distance", y=(1024.0**2, None), part="recompute"),),
-    )
-    return LabOutcome(
-        experiment="x", switches={}, device="cpu", rows=rows, chart=chart, findings=("It raised.",), seconds=1.0
-    )
-
-
-def test_a_missing_result_is_said_and_never_drawn_as_zero() -> None:
-    bar = lab_chart(outcome()).figure.data[0]
-    assert bar.text == ("1,048,576", NO_RESULT) and bar.orientation == "h"
-    line = lab_chart(outcome("lines")).figure.data[0]
-    assert line.y == (1024.0**2, None)
-    assert lab_table(outcome()) == [
-        {"run": "kept", "outcome": "baseline", "loss": "0.5", "in its own words": ""},
-        {"run": "reentrant", "outcome": "! raised", "loss": "", "in its own words": "RuntimeError: no"},
-    ]
-    assert lab_origins(outcome()) == {"loss": "measured"} and lab_chart(outcome()).alt == "How wrong? It raised."
-
-
-@pytest.mark.parametrize(
-    ("y", "sentence"),
-    [
-        ((0.0, 0.0), "distance: 0 everywhere. The"),
-        ((0.0, None), "0 everywhere but for 1 run without a result"),
-        ((None, None), "No run gave a result"),
-    ],
-)
-def test_where_no_bar_has_a_length_a_sentence_says_so(y: tuple[float | None, ...], sentence: str) -> None:
-    plain = outcome()
-    series = (LabSeries(name="distance", y=y, part="recompute"),)
-    chart = lab_chart(msgspec.structs.replace(plain, chart=msgspec.structs.replace(plain.chart, series=series)))
-    (note,) = chart.figure.layout.annotations
-    assert not chart.figure.data and sentence in note.text
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (12, "of 12", "12 of 12"),
-        (0.5, "share", "50.0 %"),
-        (0.0, "", "0"),
-        (2.3e-8, "", "2.3e-08"),
-        (3 * 2**20, "bytes", "3.0 MiB"),
-        (None, "bytes", "not measured"),
-        (True, "", "yes"),
-        ("eval", "", "eval"),
-        (1048576, "FLOPs", "1.05 MFLOP"),
-    ],
-)
-def test_figures_read_like_words(value: bool | int | float | str | None, unit: str, text: str) -> None:
-    assert figure_text(LabFigure(name="x", value=value, unit=unit)) == text
 
 
 GOLDEN = sorted((Path(__file__).resolve().parent.parent / "golden").glob("*.msgpack"))

@@ -18,11 +18,9 @@ from msgspec.structs import replace
 from explorer.errors import UnreadableFile
 from explorer.jobs import run_file
 from explorer.plan.card.opened import open_history
-from explorer.plan.catalogue import lessons
 from explorer.plan.memory.ledger import ledger
 from explorer.record import Comparison, Failure, Measurement, RunSpec
 from explorer.record.base import Record, from_msgpack, from_plain
-from explorer.record.lab import LabChart, LabOutcome, LabSeries
 from explorer.record.pipeline import PipelineRun
 from explorer.ui.runs.table import stored_peak, stored_time
 from explorer.view.compare.cost import time_answer
@@ -31,14 +29,13 @@ from explorer.view.compare.headline import headlines
 from explorer.view.drawing.figure import Chart
 from explorer.view.graph.geometry import layout
 from explorer.view.graph.labels import Facts, distances_by_block, labels
-from explorer.view.lab import lab_chart
 from explorer.view.memory.blocks import ledger_chart, operators_chart
 from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import timeline
 from explorer.view.pipeline.gantt import gantt, link_table, rank_table
 from explorer.view.pipeline.headline import figures
 from explorer.view.pipeline.results import memory_chart
-from explorer.view.report.explorable import Exhibit, index_text, lesson_text
+from explorer.view.report.explorable import Exhibit, index_text
 from explorer.view.report.html import document, picture, plotly_js
 from explorer.view.report.report import ReportOf, environment, failure_boxes, report_text
 from explorer.view.text.runs import conditions, figures_of, refusal_rows, stored_flops
@@ -120,13 +117,6 @@ def test_a_figure_is_the_one_of_the_page(pair: Comparison) -> None:
     assert [trace.get("name") for trace in figure["data"]] == [trace.name for trace in chart.figure.data]
     assert figure["layout"]["title"]["text"] == chart.figure.layout.title.text
     assert "template" not in figure["layout"] and chart.figure.layout.template.layout.colorway
-    wild = LabSeries(name="</script><script>alert(1)</script>", y=(1.0, None), part="other")
-    lab = LabChart(kind="bars", title="a < b & c", x_title="", y_title="n", x=("<b", "q&"), series=(wild, wild))
-    outcome = LabOutcome(
-        experiment="x", switches={}, device="cpu", rows=(), chart=lab, findings=('say "no"',), seconds=1.0
-    )
-    markup = picture(lab_chart(outcome))
-    assert markup.count("<script") == markup.count("</script>") == 1 and len(figures_in(markup)) == 1
 
 
 def test_it_says_what_the_strip_says_and_every_part_is_there(pair: Comparison, whole: str) -> None:
@@ -316,16 +306,6 @@ def test_a_history_says_its_peaks_under_each_option_its_refusals_and_what_was_al
     assert "".join(f"<th>{name}</th>" for name in row) in refused
 
 
-def test_a_lesson_and_the_first_page_of_the_gallery() -> None:
-    lesson = lessons()[0]
-    chart = LabChart(
-        kind="bars", title="How far?", x_title="", y_title="n", x=("a",), series=(LabSeries(name="s", y=(1.0,)),)
-    )
-    outcome = LabOutcome(
-        experiment=lesson.name, switches={switch.name: switch.default for switch in lesson.switches}, device="cpu",
-        rows=(), chart=chart, findings=("All is well.",), seconds=1.0,
-    )  # fmt: skip
-    text = lesson_text(lesson, outcome)
-    assert lesson.title in text and "All is well." in text and "A real run of 1.0 s on cpu." in text
+def test_the_first_page_of_the_gallery() -> None:
     index = index_text([Exhibit(file="a b.html", title="A <b>", line="what", shelf="Traps")])
     assert 'href="a b.html"' in index and "A &lt;b&gt;" in index and "<h2>Traps</h2>" in index

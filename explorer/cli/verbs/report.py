@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from explorer import slices
 from explorer.cli.command import Output, answer_console, print_json, say, table_of, verb
 from explorer.cli.options import describe
 from explorer.cli.report import (
@@ -27,11 +28,11 @@ from explorer.cli.report import (
 from explorer.cli.worker import ask, check_writable, make_folder, print_or_write, worker
 from explorer.jobs import run_file
 from explorer.jobs.client import Worker
-from explorer.jobs.protocol import Measure, RunLab
+from explorer.jobs.protocol import Measure
 from explorer.jobs.run_file import files_of_ranks, open_files
 from explorer.jobs.store import Store
 from explorer.plan.card.opened import is_history, read_history
-from explorer.plan.catalogue import Sample, catalogue, default_size, lessons, recorded_sample
+from explorer.plan.catalogue import Sample, catalogue, default_size, recorded_sample
 from explorer.plan.export.traces import RUN_EXPORTS, runs_in
 from explorer.plan.summary import history_document, summarize, summary_lines
 from explorer.record.base import from_msgpack, to_plain
@@ -41,7 +42,7 @@ from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline import PipelineRun
 from explorer.record.run import RunSpec
-from explorer.view.report.explorable import Exhibit, index_text, lesson_text
+from explorer.view.report.explorable import Exhibit, index_text
 from explorer.view.report.html import PLOTLY_FILE, plotly_js
 from explorer.view.report.report import Reported, ReportOf, report_text
 
@@ -144,7 +145,9 @@ def gallery(
     """
     make_folder(out)
     with worker() as engine:
-        exhibits = [*_samples(engine, out), *_lessons(engine, out)]
+        exhibits = list(_samples(engine, out))
+        for part in slices.parts("cli.gallery").values():
+            exhibits += part.exhibits(engine, out)
     run_file.write_file(out / PLOTLY_FILE, plotly_js().encode())
     run_file.write_file(out / "index.html", index_text(exhibits).encode())
     say(f"Wrote {len(exhibits)} pages; open {escape(str(out / 'index.html'))}.")
@@ -184,11 +187,3 @@ def _measured(engine: Worker, sample: Sample) -> ReportOf:
     spec = RunSpec(model=ModelRef(target=sample.target))
     graph = describe(engine, spec)
     return ReportOf(run=ask(engine, Measure(spec=spec), keep=True), name=sample.title, graph=graph)
-
-
-def _lessons(engine: Worker, out: Path) -> Iterator[Exhibit]:
-    for lesson in lessons():
-        say(f"lesson {lesson.name}")
-        file = f"lesson-{lesson.name}.html"
-        run_file.write_file(out / file, lesson_text(lesson, ask(engine, RunLab(name=lesson.name))).encode())
-        yield Exhibit(file=file, title=lesson.title, line=lesson.question, shelf=lesson.theme)

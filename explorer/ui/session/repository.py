@@ -28,7 +28,6 @@ from explorer.record.base import Record, to_json
 from explorer.record.card import CardMemory
 from explorer.record.comparison import Comparison
 from explorer.record.graph import IN_TRAINING, Conditions, ModelGraph, ModelRef
-from explorer.record.lab import LabOutcome
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.plan import Forecast, Price
@@ -104,7 +103,6 @@ class Runs:
         self._graphs: Recent[ModelGraph] = Recent(24)
         self._predicted: Recent[Measurement | RecordedRanks | Comparison] = Recent(24)
         self.profiles: Recent[PipelineProfile] = Recent(8)  # by the priced run
-        self.lab_outcomes: Recent[LabOutcome] = Recent(64)
         self.fronts: Recent[Job] = Recent(32)
         """Jobs that look, or looked, for the plans of a measured step."""
         # Computed from a run, by the key of the run.

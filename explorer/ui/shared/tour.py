@@ -8,6 +8,7 @@ from functools import partial
 
 import streamlit as st
 
+from explorer import slices
 from explorer.errors import ExplorerError
 from explorer.plan.challenges import CHALLENGES, is_about, marks, peak_guesses
 from explorer.record.comparison import Comparison
@@ -20,7 +21,7 @@ from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
 from explorer.ui.shared.elements import escape, small_text
 from explorer.view.drawing.units import mib
-from explorer.view.text.lab import NOTHING_RAN, OFFER, ON_GPT, STEPS, TourStep
+from explorer.view.text.tour import NOTHING_RAN, OFFER, ON_GPT, STEPS, TourStep
 
 GPT = ModelRef(target="sample_models/gpt.py", size="small")
 _ON_GPT = ("see", "guess", "toggle", "run", "understand", "take")
@@ -155,7 +156,14 @@ def _steps(tour: Tour, draft: Draft, *, is_done: bool) -> None:
             name, kind = ("Next", "primary") if is_done else ("Skip this step", "secondary")
             onward = once_a_press(_move)
             st.button(name, key="tour_next", type=kind, on_click=onward, args=(tour, draft, 1))  # type: ignore[arg-type]
-        st.button("Leave", key="tour_leave", type="tertiary", help=_AGAIN, on_click=_leave, args=(tour, draft))
+        st.button(
+            "Leave",
+            key="tour_leave",
+            type="tertiary",
+            help=_AGAIN if "lab" in slices.names() else None,
+            on_click=_leave,
+            args=(tour, draft),
+        )
 
 
 def _is_done(key: str, tour: Tour, on_page: OnPage) -> bool:

@@ -27,7 +27,6 @@ from explorer.plan.predict.tables import StepTables, step_tables
 from explorer.record.base import Record, to_json, to_plain
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.lab import LabOutcome, Lesson
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Plan
 from explorer.record.policy import KEEP_ALL, Action, Policy, Unit
@@ -38,12 +37,11 @@ from explorer.view.graph import browser
 from explorer.view.graph.geometry import layout
 from explorer.view.graph.labels import SIGNS, Facts, labels
 from explorer.view.graph.nesting import default_open, nest
-from explorer.view.lab import lab_chart, lab_table
 from explorer.view.memory.timeline import COLOUR, NAME, timeline
-from explorer.view.report.html import box, card, document, drawn, paragraph, picture, section, table
+from explorer.view.report.html import card, document, drawn, paragraph, section
 from explorer.view.text.explore import HEADLINES, LABELS
-from explorer.view.text.lab import STATIC_STEPS
 from explorer.view.text.plan import certificate
+from explorer.view.text.tour import STATIC_STEPS
 
 APP = "http://localhost:8501/"
 """Where `make app` serves the app."""
@@ -315,21 +313,3 @@ def index_text(exhibits: Sequence[Exhibit]) -> str:
     return document(
         "Checkpoint Explorer: gallery", ["<h1>Checkpoint Explorer</h1>", paragraph(origin, "quiet"), *parts]
     )
-
-
-def lesson_text(lesson: Lesson, outcome: LabOutcome) -> str:
-    """A lesson with the outcome of one run."""
-    switches = [
-        {"switch": switch.question, "stood at": switch.label(outcome.switches[switch.name])}
-        for switch in lesson.switches
-    ]
-    shown = [picture(lab_chart(outcome)), table(lab_table(outcome))]
-    body = [
-        '<nav><a href="index.html">All pages</a></nav>',
-        f"<h1>{escape(lesson.title)}</h1>",
-        paragraph(lesson.question, "quiet"),
-        section("Story", [*map(paragraph, lesson.paragraphs), table(switches) if switches else ""]),
-        section("What a run showed", [*shown, box(outcome.findings)]),
-        paragraph(f"A real run of {outcome.seconds:.1f} s on {outcome.device}.", "quiet"),
-    ]
-    return document(lesson.title, body, share_plotly=True)

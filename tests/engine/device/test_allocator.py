@@ -15,27 +15,16 @@ from torch.profiler import record_function
 
 from explorer.engine.bench.recording import doubts
 from explorer.engine.device import allocator
-from explorer.engine.device.allocator import (
-    EMPTY,
-    AllocatorLog,
-    CpuRecorder,
-    CudaRecorder,
-    clock_skew_ns,
-    lifetimes,
-    peak_bytes,
-    read_trace,
-    take_probe,
-)
 from explorer.errors import NotOnThisDevice
 from tests.plan.card.histories import FILES, block, replays, snapshot
 
 CPU = torch.device("cpu")
 
 
-def log_of(events: list[tuple[int, int]], base_bytes: int | None = None) -> AllocatorLog:
+def log_of(events: list[tuple[int, int]], base_bytes: int | None = None) -> allocator.AllocatorLog:
     """Events (pointer, bytes) one nanosecond apart."""
     columns = np.array(events, dtype=np.int64).reshape(-1, 2)
-    return AllocatorLog(
+    return allocator.AllocatorLog(
         time_ns=np.arange(len(columns)), pointer=columns[:, 0], n_bytes=columns[:, 1], base_bytes=base_bytes
     )
 
@@ -59,7 +48,7 @@ def histories(draw: st.DrawFn) -> list[tuple[int, int]]:
 
 @given(histories())
 def test_lifetimes_pair_each_allocation_with_its_own_free(events: list[tuple[int, int]]) -> None:
-    lived = lifetimes(log_of(events))
+    lived = allocator.lifetimes(log_of(events))
     alive: dict[int, int] = {}
     expected, older = {}, []
     for i, (pointer, n_bytes) in enumerate(events):
@@ -76,44 +65,44 @@ def test_lifetimes_pair_each_allocation_with_its_own_free(events: list[tuple[int
 
 @given(histories(), st.integers(0, 10_000))
 def test_peak_is_the_running_maximum(events: list[tuple[int, int]], base: int) -> None:
-    assert peak_bytes(log_of(events, base), base) == base + max(
+    assert allocator.peak_bytes(log_of(events, base), base) == base + max(
         0, max(np.cumsum([n for _, n in events]).tolist(), default=0)
     )
 
 
 def test_a_free_of_an_older_block_does_not_sink_the_cpu_total() -> None:
-    assert peak_bytes(log_of([(1, -500), (2, 300)]), 1000) == 1300
+    assert allocator.peak_bytes(log_of([(1, -500), (2, 300)]), 1000) == 1300
 
 
 def test_an_allocation_where_one_is_alive_ends_the_older_one() -> None:
-    lived = lifetimes(log_of([(1, 10), (1, 20)]))
+    lived = allocator.lifetimes(log_of([(1, 10), (1, 20)]))
     assert (lived.born.tolist(), lived.died.tolist()) == ([0, 1], [1, 2])
 
 
 def test_the_probe_tells_the_clocks_apart() -> None:
-    with CpuRecorder() as recorder:
-        probe = take_probe(CPU)
-    skew_ns = clock_skew_ns(recorder.log, (probe,))
+    with allocator.CpuRecorder() as recorder:
+        probe = allocator.take_probe(CPU)
+    skew_ns = allocator.clock_skew_ns(recorder.log, (probe,))
     assert abs(skew_ns) < 1_000_000
-    shifted = AllocatorLog(
+    shifted = allocator.AllocatorLog(
         time_ns=recorder.log.time_ns + 7_000_000, pointer=recorder.log.pointer, n_bytes=recorder.log.n_bytes
     )
-    assert clock_skew_ns(shifted, (probe,)) == skew_ns + 7_000_000
+    assert allocator.clock_skew_ns(shifted, (probe,)) == skew_ns + 7_000_000
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=8))
 def test_cpu_recorder_sees_exactly_what_was_allocated(sizes: list[int]) -> None:
-    with CpuRecorder() as recorder:
+    with allocator.CpuRecorder() as recorder:
         kept = [torch.empty(size, dtype=torch.uint8) for size in sizes]
         pointers = [block.data_ptr() for block in kept]
-    born = lifetimes(recorder.log).born
+    born = allocator.lifetimes(recorder.log).born
     seen = dict(zip(recorder.log.pointer[born].tolist(), recorder.log.n_bytes[born].tolist()))
     assert [seen[pointer] for pointer in pointers] == sizes
 
 
 def test_cpu_recorder_keeps_what_it_has_after_an_exception() -> None:
-    recorder = CpuRecorder()
+    recorder = allocator.CpuRecorder()
     with pytest.raises(ValueError, match="in the step"), recorder:
         kept = torch.empty(12_345, dtype=torch.uint8)
         raise ValueError("in the step")
@@ -121,7 +110,7 @@ def test_cpu_recorder_keeps_what_it_has_after_an_exception() -> None:
 
 
 def test_the_recorder_says_nothing_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
-    with CpuRecorder():
+    with allocator.CpuRecorder():
         torch.ones(3)
     assert capfd.readouterr().err == ""
 
@@ -130,16 +119,16 @@ def test_ranges_that_somebody_opens_are_not_recorded(monkeypatch: pytest.MonkeyP
     """The end of one that outlasts its recording would be written to freed memory."""
     tags: list[Any] = []
 
-    def read(recorded: Any) -> AllocatorLog:
+    def read(recorded: Any) -> allocator.AllocatorLog:
         todo = list(recorded.experimental_event_tree())
         while todo:
             event = todo.pop()
             tags.append(event.tag)
             todo.extend(event.children)
-        return AllocatorLog(time_ns=EMPTY, pointer=EMPTY, n_bytes=EMPTY)
+        return allocator.AllocatorLog(time_ns=allocator.EMPTY, pointer=allocator.EMPTY, n_bytes=allocator.EMPTY)
 
     monkeypatch.setattr(allocator, "_read", read)
-    with CpuRecorder(), record_function("Optimizer.step"):
+    with allocator.CpuRecorder(), record_function("Optimizer.step"):
         torch.ones(64).exp()
     assert set(tags) == {_EventType.Allocation}
 
@@ -195,11 +184,11 @@ def synthetic_trace() -> list[dict[str, Any]]:
 
 
 def test_synthetic_cuda_trace_is_read_to_the_byte() -> None:
-    log = read_trace(synthetic_snapshot(), 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
+    log = allocator.read_trace(synthetic_snapshot(), 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
     assert log.is_complete and doubts(log, 1900) == []
     assert log.n_bytes.tolist() == [900, -900, -600, 10]
     assert log.time_ns.tolist() == [2500, 4500, 5500, 7500]
-    assert peak_bytes(log, log.base_bytes) == log.requested_peak_bytes == 1900
+    assert allocator.peak_bytes(log, log.base_bytes) == log.requested_peak_bytes == 1900
     assert log.allocated is not None and log.allocated.tolist() == [1024, 2048, 1024, 1024, 1536]
     assert log.reserved is not None and log.reserved.tolist() == [2 * MIB, 22 * MIB, 22 * MIB, 22 * MIB, 2 * MIB]
     assert (log.allocated_peak_bytes, log.reserved_peak_bytes) == (2048, 22 * MIB)
@@ -208,7 +197,7 @@ def test_synthetic_cuda_trace_is_read_to_the_byte() -> None:
 def test_synthetic_cuda_refusal_says_what_was_asked_and_free() -> None:
     refused = synthetic_entry("oom", 0, 2**40, 3, device_free=2**30)
     del refused["addr"]
-    log = read_trace({"device_traces": [[refused]], "segments": []}, 0, SYNTHETIC_BASE, SYNTHETIC_STATS)
+    log = allocator.read_trace({"device_traces": [[refused]], "segments": []}, 0, SYNTHETIC_BASE, SYNTHETIC_STATS)
     assert (log.refusal.asked_bytes, log.refusal.free_bytes) == (2**40, 2**30)
 
 
@@ -220,7 +209,7 @@ def test_the_curves_of_real_histories_are_those_of_the_allocator(file: Path) -> 
         after = {f"{name}_bytes.all.{when}": 0 for name in COUNTERS for when in ("current", "peak")}
         after["allocated_bytes.all.current"] = sum(allocated for _, _, allocated, *_ in ends)
         after["reserved_bytes.all.current"] = sum(n_bytes for _, n_bytes, *_ in ends)
-        log = read_trace(snapshot(device, outcome.allocator), 0, after, after)
+        log = allocator.read_trace(snapshot(device, outcome.allocator), 0, after, after)
         assert log.contradiction == "" and log.allocated is not None and log.reserved is not None
         assert log.allocated.tolist() == [allocated for allocated, _ in outcome.curve]
         assert log.reserved.max() == outcome.peaks[2]
@@ -230,13 +219,13 @@ def test_blocks_of_other_gpus_are_left_out() -> None:
     other = {"device": 0, "address": 1, "total_size": 2 * MIB, "segment_type": "small", "blocks": "not read"}
     snapshot = synthetic_snapshot()
     snapshot["segments"].insert(0, other)
-    assert read_trace(snapshot, 1, SYNTHETIC_BASE, SYNTHETIC_STATS).contradiction == ""
+    assert allocator.read_trace(snapshot, 1, SYNTHETIC_BASE, SYNTHETIC_STATS).contradiction == ""
 
 
 def test_a_history_that_contradicts_itself_has_no_curves() -> None:
     snapshot = synthetic_snapshot()
     snapshot["segments"].clear()
-    log = read_trace(snapshot, 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
+    log = allocator.read_trace(snapshot, 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
     assert log.allocated is log.reserved is None and log.n_bytes.tolist() == [900, -900, -600, 10]
     assert "no curve: Events and segments of device 1 contradict" in doubts(log, 1900)[0]
 
@@ -244,8 +233,8 @@ def test_a_history_that_contradicts_itself_has_no_curves() -> None:
 @pytest.mark.parametrize("n_lost", [1, 2, 4, 5, 6, 7])
 def test_a_full_history_is_noticed_and_still_right_for_what_it_holds(n_lost: int) -> None:
     """The ring keeps the newest entries: levels are hung up at the end, where the counters stand."""
-    whole = read_trace(synthetic_snapshot(), 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
-    log = read_trace(synthetic_snapshot(n_lost), 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
+    whole = allocator.read_trace(synthetic_snapshot(), 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
+    log = allocator.read_trace(synthetic_snapshot(n_lost), 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
     n_events = len(log.n_bytes)
     assert log.base_bytes == whole.base_bytes + whole.n_bytes[: len(whole.n_bytes) - n_events].sum()
     for ours, theirs in ((log.allocated, whole.allocated), (log.reserved, whole.reserved)):
@@ -257,18 +246,18 @@ def test_a_full_history_is_noticed_and_still_right_for_what_it_holds(n_lost: int
 
 def test_a_ring_that_is_just_full_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("explorer.engine.device.allocator.MAX_ENTRIES", len(SYNTHETIC_TRACE))
-    assert not read_trace(synthetic_snapshot(), 1, SYNTHETIC_BASE, SYNTHETIC_STATS).is_complete
+    assert not allocator.read_trace(synthetic_snapshot(), 1, SYNTHETIC_BASE, SYNTHETIC_STATS).is_complete
 
 
 def test_a_drawn_peak_that_the_allocator_contradicts_is_said() -> None:
-    log = read_trace(synthetic_snapshot(), 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
+    log = allocator.read_trace(synthetic_snapshot(), 1, SYNTHETIC_BASE, SYNTHETIC_STATS)
     assert doubts(log, 1899) == ["The drawn peak is 1,899 bytes; the allocator's own requested peak is 1,900 bytes."]
 
 
 def test_a_clock_that_steps_back_does_not_reorder_the_history() -> None:
     trace = synthetic_trace()
     trace[3]["time_us"] = 1
-    log = read_trace({"device_traces": [trace], "segments": []}, 0, SYNTHETIC_BASE, SYNTHETIC_STATS)
+    log = allocator.read_trace({"device_traces": [trace], "segments": []}, 0, SYNTHETIC_BASE, SYNTHETIC_STATS)
     assert log.n_bytes.tolist() == [900, -900, -600, 10]
     assert log.time_ns.tolist() == [2500, 2500, 5500, 7500]
 
@@ -301,7 +290,7 @@ def made_up_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
 
 def test_the_history_of_the_right_gpu_is_read_and_switched_off(made_up_cuda: list[str | None]) -> None:
-    recorder = CudaRecorder(torch.device("cuda", 1))
+    recorder = allocator.CudaRecorder(torch.device("cuda", 1))
     with pytest.raises(ValueError, match="in the step"), recorder:
         assert made_up_cuda == ["all"]
         raise ValueError("in the step")
@@ -315,7 +304,7 @@ def test_a_gpu_that_died_in_the_step_leaves_no_history_on(
     def dead(device: torch.device) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    recorder = CudaRecorder(torch.device("cuda", 1))
+    recorder = allocator.CudaRecorder(torch.device("cuda", 1))
     with pytest.raises(RuntimeError, match="device-side assert"), recorder:
         monkeypatch.setattr("torch.cuda.synchronize", dead)
     assert made_up_cuda == ["all", None]
@@ -326,6 +315,6 @@ def test_an_allocator_without_history_is_refused_before_anything_is_switched(
     made_up_cuda: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.get_allocator_backend", lambda: "cudaMallocAsync")
-    with pytest.raises(NotOnThisDevice, match="cudaMallocAsync"), CudaRecorder(torch.device("cuda", 1)):
+    with pytest.raises(NotOnThisDevice, match="cudaMallocAsync"), allocator.CudaRecorder(torch.device("cuda", 1)):
         pass
     assert made_up_cuda == []

@@ -17,7 +17,6 @@ from explorer.engine.pipeline.run import run_pipeline
 from explorer.engine.policy.units import observe_recompute
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import InvalidPlan
-from explorer.lab import derivatives
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.policy.presets import preset
 from explorer.record.comparison import Comparison
@@ -306,25 +305,6 @@ def test_a_weight_used_by_several_reentrant_regions_calls_its_hooks_several_time
     assert "reentrant-shared" in rules(pair("shared", ("cell",), use_reentrant=True)[1])
     assert "reentrant-shared" not in rules(pair("shared", ("cell",))[1])
     assert (calls(use_reentrant=True), calls(), calls(policy=Policy())) == (3, 1, 1)
-
-
-def test_second_order_through_reentrant_and_selective() -> None:
-    _, reentrant = pair("dropout", ("1",), use_reentrant=True)
-    assert "reentrant-second-order" in rules(reentrant)
-    assert "selective-once" in rules(pair("dropout", **keeping("aten.addmm.default"))[1])
-
-    def outcome(derivative: str, spec: RunSpec) -> str:
-        loaded = load(spec.model)
-        bare = derivatives.derive(msgspec.structs.replace(spec, policy=Policy()), loaded, derivative)
-        return derivatives.judged(spec, loaded, "", derivative, bare).outcome
-
-    plain, selective = (pair("dropout", **options)[1] for options in (ONE, keeping("aten.addmm.default")))
-    with preserve_global_state():
-        assert outcome("gradient penalty", reentrant) == "raised"
-        assert outcome("Hessian-vector product", reentrant) == "different"
-        assert outcome("backward twice", selective) == "raised"
-        assert {outcome(derivative, plain) for derivative in derivatives.DERIVATIVES} == {"bitwise equal"}
-    assert not {"reentrant-second-order", "selective-once"} & rules(pair("dropout", ("1",))[1])
 
 
 def test_reentrant_under_autocast_rounds_where_non_reentrant_is_exact() -> None:

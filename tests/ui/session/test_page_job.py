@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import streamlit as st
 
-from explorer.jobs.protocol import Compare, Describe, RunLab
+from explorer.jobs.protocol import Compare, Describe, FindPlans
 from explorer.record import Failure, ModelRef, RunSpec
 from explorer.ui.session import backend, page_job
 from explorer.ui.session.page_job import PageJob
@@ -83,8 +83,8 @@ def test_a_model_that_is_not_offered_reaches_no_worker(worker: FakeWorker, model
     page_job.start(life, Describe(model=model, seed=0))
     assert not worker.jobs and life.id is None
     assert life.failure is not None and life.failure.kind == "bad input"
-    page_job.start(life, RunLab(name="dropout", switches={}))
-    assert life.what == "RunLab" and life.failure is None, "a request without a model needs none on the list"
+    page_job.start(life, FindPlans(run=graphs.measured(graphs.gpt(1), SPEC), graph=graphs.gpt(1)))
+    assert life.what == "FindPlans" and life.failure is None, "a request without a model needs none on the list"
 
 
 def test_a_refresh_finds_its_job_and_takes_no_other_pages(worker: FakeWorker, address: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from explorer.record.policy import Policy
 from explorer.ui.explore import page
 from explorer.ui.pipeline import page as pipeline_page
 from explorer.ui.shared.tour import GPT, RESNET, Tour
-from explorer.view.text.lab import ON_GPT, STEPS
+from explorer.view.text.tour import ON_GPT, STEPS
 from tests.ui.page_driver import App, press, say, settle, texts, widget
 
 ALL = [f"blocks.{i}" for i in range(6)]

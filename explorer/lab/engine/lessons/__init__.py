@@ -1,0 +1,1 @@
+"""One lesson a file; nothing else names it."""
