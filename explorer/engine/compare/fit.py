@@ -23,6 +23,7 @@ from explorer.engine.compare.programs import Step, step_programs
 from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import available_bytes
 from explorer.engine.device.without_data import without_data
+from explorer.engine.model.adapters import parts_of
 from explorer.engine.model.describe import describe
 from explorer.engine.model.equal_models import same_parameters
 from explorer.engine.model.load import load_for, takes_argument
@@ -109,6 +110,7 @@ class Player:
         total_bytes = self.run.environment.total_memory_bytes
         self.limit_bytes = min(bounds, default=total_bytes or self.run.step_peak_bytes or 0)
         self.spec, self.as_is = spec, self._step(self.run)
+        self.parts, _ = _outline(spec)
 
     def _played(self, spec: RunSpec) -> Measurement:
         key = to_msgpack(spec)
@@ -135,8 +137,7 @@ class Player:
     def singles(self) -> tuple[list[LeverRow], list[LeftOut]]:
         """A row for each lever that could be played, and which of them are not offered alone, with the reason."""
         rows, left_out = [], []
-        with_switch = takes_argument(self.spec.model, levers.ATTENTION)
-        for lever, spec in levers.levers_for(self.spec, has_attention=with_switch):
+        for lever, spec in levers.levers_for(self.spec, self.parts):
             self._say(f"playing {lever.title}")
             try:
                 rows.append(LeverRow(levers=(lever.key,), step=self._step(self._played(spec))))
@@ -226,10 +227,18 @@ class Player:
 
     def _with_recompute(self, keys: tuple[str, ...]) -> LeverRow:
         """The step under `keys`, and under the cheapest policy too if it would not fit without one."""
-        run = self._played(levers.under(self.spec, keys))
+        run = self._played(levers.under(self.spec, keys, self.parts))
         if not within_bytes(run, self.limit_bytes):
             run, keys = self._recomputed(run), (*keys, levers.RECOMPUTE)
         return LeverRow(levers=keys, step=self._step(run))
+
+
+def _outline(spec: RunSpec) -> tuple[levers.Parts, dict[str, str]]:
+    """What levers change of the model of `spec`, and the class of each module."""
+    with preserve_global_state(), without_data():
+        model = load_for(spec).model
+    kinds = {name: type(module).__name__ for name, module in model.named_modules()}
+    return parts_of(model, has_attention=takes_argument(spec.model, levers.ATTENTION)), kinds
 
 
 def _runs_here(step: PlayedStep) -> bool:
@@ -260,8 +269,7 @@ class Judge:
 
     def __init__(self, small: RunSpec | None, report: Report) -> None:
         self._small, self._report = small, report
-        self._kinds: dict[str, str] = {}
-        """Classes of the modules of the small model."""
+        self._parts, self._kinds = (levers.Parts(), {}) if small is None else _outline(small)
 
     def judged(self, row: LeverRow) -> LeverRow:
         """`row` with what comparing real steps found; why nothing was judged where they cannot run."""
@@ -277,9 +285,6 @@ class Judge:
 
     def _judgement(self, small: RunSpec, row: LeverRow) -> Judgement:
         policy, note = row.step.spec.policy, ""
-        if not self._kinds:
-            with preserve_global_state(), without_data():
-                self._kinds = {name: type(module).__name__ for name, module in load_for(small).model.named_modules()}
         if levers.RECOMPUTE in row.levers:
             units = tuple(unit for unit in policy.units if self._kinds.keys() >= set(unit.blocks))
             if len(units) < len(policy.units):
@@ -287,7 +292,7 @@ class Judge:
             policy = replace(policy, units=units)
             if not units:
                 return Judgement(reason=note)
-        changed = levers.under(small, row.levers, policy)
+        changed = levers.under(small, row.levers, self._parts, policy)
         comparison = compare_specs(small, changed)
         worst = comparison.worst
         return Judgement(
@@ -303,6 +308,8 @@ class Judge:
             return comparison.failure.sentence
         if comparison.verdict in ("bitwise equal", "rounding", "not comparable"):
             return comparison.not_reproducible_because
+        if changed.lora is not None or changed.frozen != small.frozen:
+            return "Other parameters are trained."
         if changed.dtype != small.dtype:
             return f"Parameters are rounded to {changed.dtype} before the first step."
         if comparison.optimizer_settings:

@@ -1,4 +1,4 @@
-"""Puts a loaded model under the conditions of a run: device, type, mode and frozen parameters.
+"""Puts a loaded model under the conditions of a run: device, type, mode, frozen parameters and adapters.
 
 A step and a description of its model share this file, so that both see the same saved tensors.
 """
@@ -8,22 +8,24 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from explorer.engine.model.adapters import add_adapters
 from explorer.engine.model.loaded import Loaded, move_to
 from explorer.errors import BadInput, nearest
 from explorer.record.graph import Conditions
-from explorer.record.run import RunSpec
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def under_conditions(loaded: Loaded, conditions: Conditions, device: torch.device | str) -> Loaded:
-    """`loaded` on `device`, in the type and mode of `conditions`, with their frozen parameters.
+    """`loaded` on `device`, in the type and mode of `conditions`, with their frozen parameters and adapters.
 
-    Raises BadInput for an unknown frozen name.
+    Raises BadInput for an unknown frozen name, and for adapters that fit no layer.
     """
     moved = move_to(loaded, device, torch_dtype(conditions))
     set_mode(moved.model, conditions.mode)
     freeze(moved.model, conditions.frozen)
+    if conditions.lora is not None:
+        add_adapters(moved.model, conditions.lora)
     return moved
 
 
@@ -33,7 +35,7 @@ def autocast_of(conditions: Conditions, device_type: str) -> torch.autocast:
     return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None)
 
 
-def torch_dtype(of: Conditions | RunSpec) -> torch.dtype | None:
+def torch_dtype(of: Conditions) -> torch.dtype | None:
     """The type that the run casts the model to; None if the model runs in its own types."""
     dtype: torch.dtype | None = None if of.dtype == "own" else getattr(torch, of.dtype)
     return dtype
