@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from explorer.engine.model.adapters import add_adapters
 from explorer.engine.model.loaded import Loaded, move_to
 from explorer.errors import BadInput, nearest
 from explorer.record.graph import Conditions
@@ -25,6 +24,8 @@ def under_conditions(loaded: Loaded, conditions: Conditions, device: torch.devic
     set_mode(moved.model, conditions.mode)
     freeze(moved.model, conditions.frozen)
     if conditions.lora is not None:
+        from explorer.engine.model.adapters import add_adapters  # a user's own step has its own adapters
+
         add_adapters(moved.model, conditions.lora)
     return moved
 
