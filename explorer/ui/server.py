@@ -1,4 +1,4 @@
-"""Additions to Streamlit's server: headers, a preview in the document, connections without delay, pauses.
+"""Additions to Streamlit's server: headers, a preview in the document, answers to clicks, connections without delay.
 
 app.py installs them. They stand apart because app.py also runs as the script of each visit, which needs none of them.
 """
@@ -18,7 +18,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from streamlit.web.server.starlette.starlette_websocket import is_host_allowed
 
+from explorer.errors import ExplorerError
 from explorer.jobs.connection import is_same_user
+from explorer.record.base import from_json, to_json
 from explorer.ui import components
 from explorer.ui.session.address import SAME_USER, visit_of
 
@@ -30,6 +32,9 @@ FRAMING = [(b"x-frame-options", b"DENY"), (b"content-security-policy", b"frame-a
 ROOT = '<div id="root"></div>'
 """The element of Streamlit's document that the page fills."""
 PREVIEW = "/preview"
+ANSWER = "/answer"
+MOST_BYTES = 1_000_000
+"""Of a question, which may name a thousand blocks."""
 PICTURE_S = 2.5
 """Time within which a visit has drawn its first picture, on two cores."""
 _visited = Event()
@@ -79,6 +84,8 @@ class Visits:
         answer: ASGIApp = self.app if query is None else self.document
         if scope["type"] == "http" and scope["path"] == PREVIEW:
             answer = await asyncio.to_thread(answer_preview, Request(scope))
+        elif scope["type"] == "http" and scope["path"] == ANSWER:
+            answer = await answer_click(Request(scope, receive))
         await answer(scope, receive, send_with_headers)
 
 
@@ -128,6 +135,24 @@ def answer_preview(request: Request) -> Response:
 
     parts = preview(request.query_params, request.cookies)
     return JSONResponse(parts) if parts is not None else Response(status_code=204)
+
+
+async def answer_click(request: Request) -> Response:
+    """What a click on the Explore page changes, as JSON; no content if the page now stands on other marks."""
+    from explorer.ui.explore.desk import BrowserMarks, answer_to
+
+    n_bytes = int(request.headers.get("content-length", 0))
+    if request.method != "POST" or not 0 < n_bytes <= MOST_BYTES:
+        text = f"A question about a click is a POST of at most {MOST_BYTES:,} bytes; reload the page."
+        return PlainTextResponse(text, status_code=400)
+    try:
+        marks = from_json(await request.body(), BrowserMarks)
+    except ExplorerError as error:
+        return PlainTextResponse(
+            f"The question about a click cannot be read: {error} Reload the page.", status_code=400
+        )
+    answer = await asyncio.to_thread(answer_to, marks)
+    return Response(to_json(answer), media_type="application/json") if answer is not None else Response(status_code=204)
 
 
 def begin(query: dict[str, str]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from explorer.ui import server
 from explorer.ui.explore import work
 from explorer.ui.session import page_job
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import start_only
+from tests.ui.page_driver import App, start_only
 
 HOST = "localhost:8501"
 ROUTES = (
@@ -91,7 +93,7 @@ def answered(headers: dict[str, str], path: str, *, kind: str = "http", method: 
 @pytest.mark.parametrize("sign", FOREIGN)
 def test_no_route_answers_another_site(sign: str, begun: list[dict[str, str]]) -> None:
     for method in ("GET", "POST"):
-        assert {answered(FOREIGN[sign], path, method=method) for path in ROUTES} == {403}
+        assert {answered(FOREIGN[sign], path, method=method) for path in (*ROUTES, "/answer")} == {403}
     assert answered(FOREIGN[sign], "/_stcore/stream", kind="websocket") == 403
     assert not begun
 
@@ -136,3 +138,32 @@ def test_a_run_that_no_window_claims_ends(worker: FakeWorker, monkeypatch: pytes
     assert at.session_state["explore"].job.id == second.id
     timers.pop()()
     assert not second.cancelled
+
+
+def clicked(body: bytes, *, method: str = "POST", n_bytes: int | None = None) -> tuple[int, bytes]:
+    """Status and text for a question about a click."""
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body}
+
+    length = str(len(body) if n_bytes is None else n_bytes).encode()
+    scope = {"type": "http", "method": method, "headers": [(b"content-length", length)]}
+    response = asyncio.run(server.answer_click(Request(scope, receive)))
+    return response.status_code, bytes(response.body)
+
+
+def test_a_question_about_a_click_is_answered_or_refused_in_a_sentence(app: App) -> None:
+    at = app()
+    marks = {"graph": at.session_state["draft"].widget, "base": 0, "on": ["head"]}
+    status, body = clicked(json.dumps(marks).encode())
+    assert status == 200 and json.loads(body)["cells"][-1]["value"] == "0 of 6 blocks and 1 more"
+    assert clicked(json.dumps(marks | {"base": 1}).encode()) == (204, b"")
+    for refused in (
+        clicked(b""),
+        clicked(b"{"),
+        clicked(b"[]"),
+        clicked(json.dumps(marks | {"on": 3}).encode()),
+        clicked(json.dumps(marks).encode(), method="GET"),
+        clicked(json.dumps(marks).encode(), n_bytes=server.MOST_BYTES + 1),
+    ):
+        assert refused[0] == 400 and refused[1].endswith(b"eload the page."), refused

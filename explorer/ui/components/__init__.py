@@ -23,11 +23,11 @@ from explorer.view.text.explore import ABOUT
 
 @cache
 def _component(name: str, html: str, css: str, js: str, *, isolate_styles: bool = True) -> Any:
-    """Registers a component. Texts with line breaks are not taken for paths: there is no build step.
+    """Registers a component behind desk.js. Texts with line breaks are not taken for paths: there is no build step.
 
     Data is handed over in a list: Streamlit imports pandas to tell whether a value in a dictionary is a table.
     """
-    name = f"checkpoint_explorer_{name}"
+    name, js = f"checkpoint_explorer_{name}", f"{{\n{_text('desk.js')}}}\n{js}"
     return st.components.v2.component(name, html=html, css=css, js=js, isolate_styles=isolate_styles)
 
 
@@ -128,16 +128,19 @@ def flipped(marks: Iterable[str], flips: Collection[str]) -> list[str]:
     return others + [id for id in flips if id not in set(marks)]
 
 
-def block_graph(drawing: Layout, state: GraphMarks, paint: Paint, *, key: str) -> None:
+def block_graph(
+    drawing: Layout, state: GraphMarks, paint: Paint, *, key: str, desk: dict[str, object] | None = None
+) -> None:
     """Draws the graph; a person's marks arrive in `st.session_state[key]["marks"]` for `adopt_marks`.
 
     The page adopts the marks when it is drawn: a callback cannot tell which events came first in the same rerun.
 
-    If `paint.window` is a guess or differs much from the browser's window, the latter arrives as "window".
+    If `paint.window` is a guess or differs much from the browser's window, the latter arrives as "window". With
+    `desk`, what desk.js has to know of this drawing, clicks are answered over the route first.
     """
     component = _component("block_graph", GRAPH, browser.style(), browser.script())
     # A state without a callback has no key.
-    data = [payload(drawing, state, paint)]
+    data = [payload(drawing, state, paint) | (desk or {})]
     component(key=key, data=data, on_marks_change=lambda: None, on_window_change=lambda: None)
 
 
@@ -168,13 +171,14 @@ class Cell:
     """Origin of the figure."""
 
 
-def strip(cells: tuple[Cell, ...]) -> None:
+def strip(cells: tuple[Cell, ...], about: dict[str, object] | None = None) -> None:
     """Draws `cells` in one row, or in rows of three where the page is narrow. Origins that lack room take a line.
+    `about`: the clicks and the move that they are drawn with (desk.js); None without a graph.
 
     Help stands on each label: the question mark of Streamlit's metric is a control that answers no click.
     """
     component = _component("figure_strip", STRIP, _text("figure_strip.css"), _text("figure_strip.js"))
-    component(key="strip", data=[{"cells": [asdict(cell) for cell in cells]}], height="content")
+    component(key="strip", data=[{"cells": [asdict(cell) for cell in cells], "about": about}], height="content")
 
 
 def first_picture(drawing: str, *, loaded: bool, take_loaded: Callable[[], None]) -> None:
@@ -195,16 +199,26 @@ SLIDER = """<div class="slide">
 """
 
 
-def live_slider(name: str, labels: Sequence[str], at: int, take: Callable[[int], object], *, key: str) -> None:
-    """Draws a slider with a place per label; `take` gets each new place. Fewer than two places cannot move."""
+def live_slider(name: str, labels: Sequence[str], at: int, take: Callable[[int], object], *, key: str) -> int:
+    """Draws a slider with a place per label; `take` gets each new place. Fewer than two places cannot move.
+
+    Returns the version of the labels.
+    """
     drawn: _Drawn = st.session_state.setdefault(f"{key}, drawn", _Drawn())
     if drawn.labels != list(labels):
         drawn.labels, drawn.version = list(labels), drawn.version + 1
     drawn.takes[drawn.version] = len(labels), take
     drawn.takes.pop(drawn.version - REMEMBERED_LABELS, None)
-    data = [{"name": name, "labels": drawn.labels, "at": at, "version": drawn.version}]
+    data = [{"name": name, "labels": drawn.labels, "at": at, "version": drawn.version, "heard": drawn.heard}]
     component = _component("live_slider", SLIDER, _text("live_slider.css"), _text("live_slider.js"))
     component(key=key, data=data, on_at_change=lambda: catch_up(key), height="content")
+    return drawn.version
+
+
+def last_move(key: str) -> int:
+    """Number of the last move of the slider `key` that was taken over; 0 before the first."""
+    drawn: _Drawn | None = st.session_state.get(f"{key}, drawn")
+    return drawn.heard if drawn is not None else 0
 
 
 def catch_up(key: str) -> None:

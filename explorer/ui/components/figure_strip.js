@@ -37,11 +37,16 @@ function figure({ label, value, delta, colour, help, below }, i) {
   return box
 }
 
-export default function ({ data: [{ cells }], parentElement }) {
+export default function ({ data: [{ cells, about }], parentElement }) {
   const strip = parentElement.querySelector(".strip")
-  const text = JSON.stringify(cells)
-  if (strip.dataset.drawn === text) return
-  strip.dataset.drawn = text
-  strip.replaceChildren(...cells.map(figure))
-  strip.style.setProperty("--n", cells.length)
+  const show = (cells) => {
+    const text = JSON.stringify(cells)
+    if (strip.dataset.drawn === text) return
+    strip.dataset.drawn = text
+    strip.replaceChildren(...cells.map(figure))
+    strip.style.setProperty("--n", cells.length)
+  }
+  const desk = about && globalThis.explorerDesk
+  if (desk) desk.strip = show
+  if (!desk?.isAhead(about) || !strip.firstChild) show(cells) // rule 3 of desk.js
 }

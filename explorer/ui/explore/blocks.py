@@ -15,9 +15,9 @@ from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast
 from explorer.record.policy import Policy
 from explorer.ui import components
-from explorer.ui.components import catch_up
+from explorer.ui.components import catch_up, last_move
 from explorer.ui.explore.budget import SLIDER_KEY
-from explorer.ui.explore.view import View, block_prices, ledger_of, price_tag
+from explorer.ui.explore.view import View, block_prices, ledger_of, name_of, price_tag
 from explorer.ui.explore.work import Budget, ExploreState
 from explorer.ui.session import page_job, window
 from explorer.ui.session.repository import KeyedRun
@@ -124,7 +124,9 @@ def graph_panel(state: ExploreState, facts: Facts, drawing: Layout) -> None:
     """The drawing itself; clicks arrive in `shared/draft.py`."""
     graph, policy = facts.graph, facts.policy
     paint = paint_of(facts, drawing, window.laid_out_for(), jump=state.draft.jump)
-    components.block_graph(drawing, drafts.marks_of(state.draft, graph), paint, key=state.draft.widget)
+    marks = drafts.marks_of(state.draft, graph)
+    desk = {**clicks_of(state), "policy": line_name(facts)}
+    components.block_graph(drawing, marks, paint, key=state.draft.widget, desk=desk)
     _segment_button(state, facts)
     if facts.alive is not None:
         st.caption("Bars: what each block holds at the picked moment.")
@@ -138,6 +140,21 @@ def graph_panel(state: ExploreState, facts: Facts, drawing: Layout) -> None:
             escape(f"The policy names {len(unknown)} blocks that this model lacks: {', '.join(unknown[:5])}."),
             icon=":material/warning:",
         )
+
+
+def line_name(facts: Facts) -> str:
+    """A short name of the policy that is drawn dashed in the timeline; empty if none is.
+
+    By it the browser knows whose line a chart has.
+    """
+    return name_of(facts.policy) if facts.policy.units and facts.candidate is None else ""
+
+
+def clicks_of(state: ExploreState) -> dict[str, object]:
+    """The graph, and the last click and move of the slider that this rerun has taken over."""
+    marks = state.draft.marks
+    seq = marks.seq if marks is not None else 0
+    return {"desk": state.draft.widget, "seq": seq, "moved": last_move(SLIDER_KEY)}
 
 
 def paint_of(facts: Facts, drawing: Layout, visitor: Window, *, jump: tuple[str, int] | None = None) -> Paint:

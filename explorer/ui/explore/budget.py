@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import streamlit as st
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from explorer.plan.catalogue import recorded_sample
 from explorer.plan.policy.presets import preset_titles
 from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast, Front, Plan, Wish
+from explorer.record.policy import Unit
 from explorer.ui.components import live_slider
 from explorer.ui.explore.view import (
     View,
@@ -70,6 +72,13 @@ class PlanPoint:
     cost: float
     spread: float | None = None
     """Half the width of the interval of a predicted time."""
+
+
+class SliderPlans(NamedTuple):
+    """The units that each place of the slider draws, and the version of its labels."""
+
+    version: int = 0
+    plans: tuple[tuple[Unit, ...], ...] = ()
 
 
 def search_of(view: View, *, start: bool = False) -> Search:
@@ -204,9 +213,9 @@ def points(state: ExploreState, view: View, search: Search) -> tuple[PlanPoint, 
     return tuple(unbeaten)
 
 
-def budget_row(state: ExploreState, view: View, graph: ModelGraph, forecast: Forecast) -> None:
-    """Field, slider over the plans found so far, line; `forecast` is about the drawn policy."""
-    search = search_of(view)
+def budget_row(state: ExploreState, view: View, graph: ModelGraph, forecast: Forecast) -> SliderPlans:
+    """Field, slider over the plans found so far, line; `forecast` is about the drawn policy. Returns the plans."""
+    search, version = search_of(view), 0
     front = points(state, view, search)
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="budget_row"):
         field = bound("budget", state.budget.text, partial(request_plan, state, view, graph))
@@ -221,13 +230,16 @@ def budget_row(state: ExploreState, view: View, graph: ModelGraph, forecast: For
         if len(front) > 1:
             with st.container(width="stretch"):
                 labels, position = slider(state, view, front, forecast)
-                live_slider(words.SLIDER, labels, position, partial(_slide, state, graph, front), key=SLIDER_KEY)
+                version = live_slider(
+                    words.SLIDER, labels, position, partial(_slide, state, graph, front), key=SLIDER_KEY
+                )
         elif search.running:
             small_text(words.SLIDER_FOLLOWS)
     if search.running or state.budget.job is not None:
         st.fragment(_wait, run_every=LOOK_EVERY_S)(state, view, forecast, slides=len(front) > 1)
     else:
         _line(state, view, forecast)
+    return SliderPlans(version, tuple(point.plan.policy.units for point in front))
 
 
 def _drawn_figures(view: View, forecast: Forecast) -> tuple[int | None, float | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,6 +13,7 @@ from explorer.record.plan import Forecast
 from explorer.record.policy import Policy
 from explorer.ui.components import Cell
 from explorer.ui.explore.view import View
+from explorer.ui.session.repository import runs
 from explorer.ui.shared.elements import escape
 from explorer.view.compare.before_run import (
     COUNTED,
@@ -28,6 +30,8 @@ from explorer.view.compare.headline import headlines
 from explorer.view.drawing.units import NOT_MEASURED
 from explorer.view.text import explore as glossary
 from explorer.view.text.explore import Freshness, Headline
+from explorer.view.text.plan import in_words
+from explorer.view.text.runs import what_failed
 
 OPENED = "opened run"
 FOLLOWS = {
@@ -89,6 +93,35 @@ def answer(view: View, drawn: Drawn, title: str = "") -> str:
     name = title or f"Recompute {drawn.chosen}"
     sentence = f"{name}: {before} to {after} for {price}; gradients {values['verdict']}."
     return f"**{escape(sentence)}**"
+
+
+def freshness_line(view: View, sentence: str) -> str:
+    """The page's answer, and words for the run that the figures are about or that was cut short."""
+    line = str(view.freshness)
+    if sentence and view.baseline_policy is None and view.freshness in glossary.ANSWERED:
+        return glossary.ANSWERED[view.freshness].format(sentence)
+    if sentence and view.freshness is Freshness.STALE:
+        return f"{sentence} {line}"
+    if view.baseline is not None and view.freshness is Freshness.RECORDED:
+        ranks = view.baseline.spec.ranks
+        where = view.baseline.recorded_in or (ranks.in_words if ranks else "")
+        return f"{line} {escape(where)}. {glossary.MEASURED_RANKS if ranks else glossary.NO_MODEL}"
+    if view.stand_in is not None:
+        where = f":blue-badge[:material/history: {view.stand_in.in_words}]"
+        return f"{sentence} {where}" if sentence else f"{glossary.ABOUT} {where} {line}"
+    if view.baseline is None and view.comparison is None:
+        return f"{glossary.ABOUT} {line}"
+    if view.freshness is Freshness.BASELINE:
+        created, one_module = runs().created(view.baseline_key), view.graph is not None and len(view.graph.blocks) == 1
+        stored = "" if created is None else f"Stored {glossary.ago(time.time() - created)}."
+        return f"{line} {'' if one_module else glossary.CHOOSE} {stored}"
+    if view.baseline_policy is not None and view.freshness is not Freshness.NOTHING:
+        against = glossary.FITTED if view.did_not_fit else glossary.OPENED
+        rest = "" if view.freshness is Freshness.OPENED else line
+        line = f"{against} {escape(in_words(view.baseline_policy))}. {rest}"
+    if view.freshness is Freshness.FAILED and view.comparison is not None:
+        return f"{line} The {escape(what_failed(view.comparison))}."
+    return line
 
 
 def figures(view: View, drawn: Drawn) -> tuple[Headline, ...]:

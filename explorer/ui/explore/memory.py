@@ -18,7 +18,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 from explorer.ui.components import first_picture
-from explorer.ui.explore.view import View, ledger_of, predicted_line, predicted_on_card
+from explorer.ui.explore.view import View, ledger_of, name_of, predicted_line, predicted_on_card
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import window
 from explorer.ui.session.repository import runs
@@ -35,7 +35,7 @@ from explorer.view.memory.blocks import ledger_chart, place
 from explorer.view.memory.card import add_card, card_chart, cards_of
 from explorer.view.memory.ranks import ranks_at_peak
 from explorer.view.memory.stacked import Ghost, by_block, roles
-from explorer.view.memory.timeline import add_predicted, pair_answer
+from explorer.view.memory.timeline import PredictedLine, add_predicted, line_places, pair_answer
 from explorer.view.text import explore as glossary
 from explorer.view.text.runs import notes_of_cards
 
@@ -78,6 +78,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         axis, stacked = _chart_options(baseline, candidate)
     height = max(results_height() - ABOVE - panel_height(), LEAST_HEIGHT)
     why = next(iter(_reasons(state, view, baseline)), "") if choice == OF_CANDIDATE else ""
+    state.timeline = choice, axis
     options = TimelineOptions(view=choice, axis=axis, stacked=stacked, block=block, picked=picked, why=why)
     measured, question, answer = made_once(lambda: _picture(view, options), baseline, candidate, str(options))
     chart = _with_prediction(measured, view, policy, options)
@@ -174,21 +175,30 @@ def _reasons(state: ExploreState, view: View, baseline: Measurement) -> tuple[st
 
 def _with_prediction(chart: Chart, view: View, policy: Policy, options: TimelineOptions) -> Chart:
     """A copy of `chart` with the unmeasured policy as a dashed line; `chart` itself without such a policy."""
-    baseline, start = view.charted, view.keep_all
-    if baseline is None or start is None or start.run.spec != baseline.spec or not policy.units:
+    start = view.keep_all
+    if start is None or not policy.units or view.candidate is not None:
         return chart
-    if view.candidate is not None:
-        return chart
-    over = view.comparison.candidate if view.comparison is not None and options.view == OF_CANDIDATE else None
 
     def dashed() -> Chart:
-        if (line := predicted_line(view, policy)) is None:
+        if (line := line_of(view, policy, options.view, options.axis)) is None:
             return chart
         copy = finished(chart).copy()
-        add_predicted(copy, line, baseline, over=over, axis=options.axis)
+        add_predicted(copy, line)
+        copy.figure.data[-1].meta = name_of(policy)
         return copy
 
     return made_once(dashed, chart, start.key, policy)
+
+
+def line_of(view: View, policy: Policy, choice: str, axis: Axis) -> PredictedLine | None:
+    """The dashed line of `policy` in the chart of the run `choice`; None for a policy that ran or has no forecast."""
+    baseline, start = view.charted, view.keep_all
+    if baseline is None or start is None or start.run.spec != baseline.spec or view.candidate is not None:
+        return None
+    if (line := predicted_line(view, policy)) is None:
+        return None
+    over = view.comparison.candidate if view.comparison is not None and choice == OF_CANDIDATE else None
+    return line_places(line, baseline, over=over, axis=axis)
 
 
 def _picked_moment(state: ExploreState, baseline: Measurement, candidate: Measurement | None) -> None:

@@ -7,27 +7,24 @@ run bar                                          looks at the job a few times a 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from explorer.plan.policy.presets import preset_titles
 from explorer.plan.why.caveats import why_not_predicted
-from explorer.record.graph import Hazard, ModelGraph
+from explorer.record.graph import ModelGraph
 from explorer.ui.components import strip
 from explorer.ui.explore import budget, work
-from explorer.ui.explore.blocks import facts_of, graph_panel, tools
+from explorer.ui.explore.blocks import clicks_of, graph_panel, tools
+from explorer.ui.explore.desk import desk_of, freeze
 from explorer.ui.explore.files import imported_notes, policy_menu, run_menu
-from explorer.ui.explore.headline import Drawn, answer, cells
 from explorer.ui.explore.results import results
-from explorer.ui.explore.view import View, drawn_graph, predicted, predicted_presets, view_of, worth_recomputing
+from explorer.ui.explore.view import View, drawn_graph, predicted_presets, view_of
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import page_job
-from explorer.ui.session.repository import runs
-from explorer.ui.session.values import wait_unless_rerun, whole
+from explorer.ui.session.values import whole
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape, last_failure, small_text, two_columns
 from explorer.ui.shared.model import model_row
@@ -35,17 +32,13 @@ from explorer.ui.shared.open_model import open_model
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.tour import OnPage, outdated, tour_offer, tour_panel
 from explorer.ui.shared.tour import current as current_tour
-from explorer.view.compare.headline import danger
 from explorer.view.graph.geometry import layout
 from explorer.view.text import explore as glossary
 from explorer.view.text.explore import Freshness
-from explorer.view.text.plan import expected, in_words
+from explorer.view.text.plan import expected
 from explorer.view.text.runs import what_failed
 
 FILES_WIDTH = 310
-ANSWER_S = 0.2
-"""Time in which a browser draws the answer to a click. Charts wait for this time: if a browser gets charts earlier, the
-browser draws the answer late, and a slider that is dragged stands still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +99,7 @@ def _take_over(state: ExploreState) -> None:
         drafts.absorb(state.draft, graph)  # also the window, which `prepare` waits for
     work.measure_next(state)
     work.prepare(state)
-    state.charted = None
+    state.charted = state.timeline = None
     if graph is not None:
         work.recall(state)
         budget.settle(state, graph)
@@ -153,19 +146,13 @@ def _desk(state: ExploreState, slots: Slots) -> None:
     graph = drawn_graph(state)
     if graph is not None and _changes_charts(state, graph):
         st.rerun()
-    policy, view = state.draft.spec.policy, view_of(state)
-    forecast = predicted(view, policy)
     drawing = layout(graph, drafts.marks_of(state.draft, graph).open) if graph is not None else None
-    facts = facts_of(state, view, graph, drawing, forecast) if graph is not None and drawing is not None else None
-    hazards = facts.hazards if facts is not None else ()
-    presets = predicted_presets(view, policy)
+    desk, policy = desk_of(state, drawing), state.draft.spec.policy
+    view, forecast, facts = desk.view, desk.forecast, desk.facts
     with slots.answer:
-        worth = worth_recomputing(graph) if graph is not None else frozenset()
-        drawn = Drawn(policy=policy, forecast=forecast, hazards=hazards, worth=worth)
-        title = next((preset_titles()[name] for name, (chosen, _) in presets.items() if chosen == policy), "")
-        small_text(_freshness(view, answer(view, drawn, title)))
+        small_text(desk.sentence)
     with slots.strip:
-        strip(cells(view, drawn))
+        strip(desk.cells, clicks_of(state))
     with slots.notice.container():
         if view.did_not_fit:
             st.warning(escape(view.did_not_fit), icon=":material/memory:")
@@ -173,21 +160,24 @@ def _desk(state: ExploreState, slots: Slots) -> None:
             st.caption(escape(sentence))
         if view.keep_all is not None and (because := why_not_predicted(policy, graph, forecast, view.keep_all.run)):
             st.caption(escape(because))
-    _danger(slots, hazards)
+    _danger(slots, desk.danger)
     if graph is not None and drawing is not None and facts is not None:
         peak = view.baseline.step_peak_bytes if view.baseline else None
-        effects = {name: expected(effect, peak) if chosen.units else "" for name, (chosen, effect) in presets.items()}
+        presets = desk.presets.items()
+        effects = {name: expected(effect, peak) if chosen.units else "" for name, (chosen, effect) in presets}
         if len(graph.blocks) > 1:
             tools(state, graph, effects)
-            budget.budget_row(state, view, graph, forecast)
+            plans = budget.budget_row(state, view, graph, forecast)
         else:
+            plans = budget.SliderPlans()
             st.caption(glossary.NO_BLOCKS)
+        freeze(state, graph, drawing, plans)
         graph_panel(state, facts, drawing)
         is_made = "made to fit" in graph.batch
         for note in filter(None, (graph.note, glossary.MADE_BATCH.format(graph.batch) if is_made else "")):
             st.caption(escape(note))
         needs_rerun = state.charted not in (None, policy) or outdated(len(policy.units))  # an open part shows another
-        if needs_rerun and wait_unless_rerun(ANSWER_S):
+        if needs_rerun:
             st.rerun()
     elif state.job.id is not None:
         st.skeleton(height=400)
@@ -202,38 +192,8 @@ def _changes_charts(state: ExploreState, graph: ModelGraph) -> bool:
         return work.recall(state) or state.draft.redraw
 
 
-def _freshness(view: View, sentence: str) -> str:
-    """The page's answer, and words for the run that the figures are about or that was cut short."""
-    line = str(view.freshness)
-    if sentence and view.baseline_policy is None and view.freshness in glossary.ANSWERED:
-        return glossary.ANSWERED[view.freshness].format(sentence)
-    if sentence and view.freshness is Freshness.STALE:
-        return f"{sentence} {line}"
-    if view.baseline is not None and view.freshness is Freshness.RECORDED:
-        ranks = view.baseline.spec.ranks
-        where = view.baseline.recorded_in or (ranks.in_words if ranks else "")
-        return f"{line} {escape(where)}. {glossary.MEASURED_RANKS if ranks else glossary.NO_MODEL}"
-    if view.stand_in is not None:
-        where = f":blue-badge[:material/history: {view.stand_in.in_words}]"
-        return f"{sentence} {where}" if sentence else f"{glossary.ABOUT} {where} {line}"
-    if view.baseline is None and view.comparison is None:
-        return f"{glossary.ABOUT} {line}"
-    if view.freshness is Freshness.BASELINE:
-        created, one_module = runs().created(view.baseline_key), view.graph is not None and len(view.graph.blocks) == 1
-        stored = "" if created is None else f"Stored {glossary.ago(time.time() - created)}."
-        return f"{line} {'' if one_module else glossary.CHOOSE} {stored}"
-    if view.baseline_policy is not None and view.freshness is not Freshness.NOTHING:
-        against = glossary.FITTED if view.did_not_fit else glossary.OPENED
-        rest = "" if view.freshness is Freshness.OPENED else line
-        line = f"{against} {escape(in_words(view.baseline_policy))}. {rest}"
-    if view.freshness is Freshness.FAILED and view.comparison is not None:
-        return f"{line} The {escape(what_failed(view.comparison))}."
-    return line
-
-
-def _danger(slots: Slots, hazards: tuple[Hazard, ...]) -> None:
+def _danger(slots: Slots, warning: str) -> None:
     """Shows known hazards beside the buttons that run and download the policy."""
-    warning = escape(danger(hazards))
     if warning:
         slots.run.error(warning, icon=":material/gpp_bad:")
         slots.download.error(f"This policy is not safe. {warning}", icon=":material/gpp_bad:")

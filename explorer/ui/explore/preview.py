@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 from explorer.ui.components import payload
 from explorer.ui.explore import budget, work
-from explorer.ui.explore.blocks import facts_of, paint_of
-from explorer.ui.explore.headline import Drawn, cells
+from explorer.ui.explore.blocks import paint_of
+from explorer.ui.explore.desk import desk_of
 from explorer.ui.explore.memory import ABOVE, first_sketch
-from explorer.ui.explore.view import predicted, view_of, worth_recomputing
+from explorer.ui.explore.view import view_of
 from explorer.ui.session import window
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import results_height
@@ -28,21 +28,21 @@ def preview(query: Mapping[str, str], cookies: Mapping[str, str]) -> dict[str, o
     view, policy, visitor = view_of(state), state.draft.spec.policy, window.of_cookie(cookies)
     if view.graph is None or policy.units or view.freshness not in (Freshness.STAND_IN, Freshness.BASELINE):
         return None
-    marks, forecast = drafts.marks_of(state.draft, view.graph), predicted(view, policy)
+    marks = drafts.marks_of(state.draft, view.graph)
     drawing = layout(view.graph, marks.open)
-    facts = facts_of(state, view, view.graph, drawing, forecast)
-    drawn = Drawn(policy=policy, forecast=forecast, hazards=facts.hazards, worth=worth_recomputing(view.graph))
+    desk = desk_of(state, drawing)
+    assert desk.facts is not None, "the graph is known"
     height, slider = results_height(visitor) - ABOVE, None
     front = budget.points(state, view, budget.search_of(view))
     if len(front) > 1:
-        labels, position = budget.slider(state, view, front, forecast)
+        labels, position = budget.slider(state, view, front, desk.forecast)
         slider = {"name": SLIDER, "labels": labels, "at": position}
     return {
         "origin": view.stand_in.in_words if view.stand_in is not None else "",
         "words": str(view.freshness).rpartition("] ")[2],
-        "cells": [asdict(cell) for cell in cells(view, drawn)],
+        "cells": [asdict(cell) for cell in desk.cells],
         "slider": slider,
-        "graph": payload(drawing, marks, paint_of(facts, drawing, visitor)),
+        "graph": payload(drawing, marks, paint_of(desk.facts, drawing, visitor)),
         "chart": first_sketch(view, height, dark=query.get("dark") == "1"),
         "height": height,
     }

@@ -32,9 +32,8 @@ from explorer.ui.session.repository import MOST_READ, OpenedRun, opened_run, ran
 from explorer.ui.session.values import session_value
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
+from explorer.view.drawing.axis import Axis
 from explorer.view.text.explore import stand_in_text
-
-"""The view of the memory chart that shows a selected block; None: both runs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +74,8 @@ class ExploreState:
     """Policy that the slider drew last: a drag is one step of undo."""
     charted: Policy | None = None
     """The policy that a chart is about which follows the graph; None: no such chart is open."""
+    timeline: tuple[str, Axis] | None = None
+    """Run and axis of the timeline that is drawn; None: the page shows none."""
     to_measure: list[Policy] = field(default_factory=list)
     """Policies waiting to run, in order."""
     view: str | None = None

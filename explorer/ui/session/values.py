@@ -12,7 +12,6 @@ value back, even from a closed popover.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,13 +21,13 @@ import streamlit as st
 from streamlit.runtime import get_instance
 from streamlit.runtime.app_session import AppSession, AppSessionState
 from streamlit.runtime.scriptrunner import RerunData, ScriptRunner
-from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests, ScriptRequestType
+from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests
 from streamlit.runtime.scriptrunner_utils.script_run_context import ThreadState, get_script_run_ctx
 
 T = TypeVar("T")
 GO_TO = "go_to"
 RETRY_S = 0.005
-"""Time between two looks at Streamlit: whether a runner has ended and sent all messages, or a rerun is requested."""
+"""Time between two looks at Streamlit: whether a runner has ended and sent all messages."""
 _is_whole = ContextVar("is_whole", default=False)
 
 
@@ -119,19 +118,6 @@ def timer() -> tuple[object, Callable[[], object]]:
             session._create_scriptrunner(data)
 
     return (session.id, fragment), lambda: session._event_loop.call_soon_threadsafe(draw)
-
-
-def wait_unless_rerun(seconds: float) -> bool:
-    """Waits for `seconds`. Returns False at once if a rerun of this fragment or of the page is requested meanwhile."""
-    context, fragment = get_script_run_ctx(), ThreadState.get().fragment_id
-    requests, end = context.script_requests if context is not None else None, time.monotonic() + seconds
-    while time.monotonic() < end:
-        if requests is not None and requests._state is not ScriptRequestType.CONTINUE:
-            requested = requests._rerun_data.fragment_id_queue
-            if not requested or fragment in requested:
-                return False
-        time.sleep(RETRY_S)
-    return True
 
 
 def go_to(page: str) -> None:

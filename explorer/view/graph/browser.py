@@ -59,17 +59,23 @@ def style() -> str:
 
 def painted(drawing: Layout, paint: Paint) -> dict[str, object]:
     """Data for the browser, without the marks: short rows, and labels of the rows in view."""
-    in_view = {row.id for row in drawing.rows}
-    return {
+    return words(drawing, paint) | {
         "geometry": geometry(drawing),
         "shape": drawing.shape,
-        "labels": {id: short_label(label) for id, label in paint.labels.items() if id in in_view},
         "colours": COLOURS,
-        "segments": [list(segment) for segment in paint.segments],
-        "actions": dict(paint.actions),
         "jump": {"id": paint.jump[0], "n": paint.jump[1]} if paint.jump else None,
         "height": paint.height,
         "window": to_plain(paint.window) if paint.window else None,
+    }
+
+
+def words(drawing: Layout, paint: Paint) -> dict[str, object]:
+    """What a click changes: labels of the rows in view, segments and actions."""
+    in_view = {row.id for row in drawing.rows}
+    return {
+        "labels": {id: short_label(label) for id, label in paint.labels.items() if id in in_view},
+        "segments": paint.segments,
+        "actions": paint.actions,
     }
 
 

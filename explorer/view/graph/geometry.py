@@ -124,7 +124,7 @@ class Layout(Record):
     @cached_property
     def shape(self) -> str:
         """Changes when anything moves: the browser draws again only then."""
-        return hashlib.sha256(msgspec.json.encode((self.rows, self.joins, self.links, self.cuts))).hexdigest()[:12]
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:12]
 
 
 def layout(graph: ModelGraph, opened: Collection[str] = (), *, cuts: bool = False) -> Layout:

@@ -10,7 +10,9 @@
 //    is the whole message as it stood at that press. A press that finds clicks under way sends it at once. What
 //    replaces the marks takes over `press` first; the rest lies on top of it by rule 3.
 // 5. Text reaches the page through textContent and setAttribute alone: a module may have any name.
-// 6. Streamlit ends a call as soon as the next answer has overtaken the call's import of this file. The graph still
+// 6. A page with a desk (ui/components/desk.js) answers clicks before the server does: the server is told at rest, or at
+//    a press outside. Until it knows of a click or of a move of the slider, labels are those of the desk's answer.
+// 7. Streamlit ends a call as soon as the next answer has overtaken the call's import of this file. The graph still
 //    stands then, and keeps its view with the clicks under way; a view goes with its place in the document.
 
 const views = new WeakMap()
@@ -272,20 +274,50 @@ function paintRow(node, [bytes, note, badges, title, heat, , bar], stage, joined
 
 // ---- what a person does
 
+// The server's marks with the clicks that are not yet in them (rule 2).
+function marked(v) {
+  const on = new Set(v.served)
+  for (const { kind, flips } of v.pending) if (kind === "on") xor(on, flips)
+  return [...on]
+}
+
 function message(v) {
-  const { seq, revision, on, open, cuts, selected } = v
-  return { seq, base: revision, on: [...on], open: [...open], cuts: [...cuts], selected }
+  const { seq, revision, open, cuts, selected } = v
+  return { seq, base: revision, on: marked(v), open: [...open], cuts: [...cuts], selected }
 }
 
 function send(v, flips = [], kind = "on") {
   v.pending.push({ seq: ++v.seq, kind, flips })
+  if (!v.desk || kind !== "on" || !flips.length) return tell(v)
+  v.desk.change(v, { seq: v.seq }, () => tell(v)) // rule 6
+}
+
+function tell(v) {
+  v.desk?.isTold(v)
   v.emit("marks", { ...message(v), press: v.press })
+}
+
+// What the desk asks about the marks, and draws of the answer.
+function forDesk(v) {
+  const marks = () => {
+    const [question, move] = [{ graph: v.key, base: v.revision }, v.desk.move]
+    if (!move) return { ...question, on: marked(v) }
+    const on = new Set()
+    for (const { seq, flips } of v.pending) if (seq > move.seq) xor(on, flips)
+    return { ...question, on: [...on], place: move.place, version: move.version }
+  }
+  const draw = (answer) => {
+    v.on = new Set(answer.on)
+    paint(v, { ...answer, colours: v.colours })
+    mark(v)
+  }
+  return { marks, draw, seq: () => v.seq }
 }
 
 function onPress(v, event) {
   if (event.composedPath().includes(v.root) || !v.pending.length || v.press?.seq === v.seq) return
   v.press = message(v)
-  v.emit("marks", { ...v.press, press: v.press }) // rule 4
+  tell(v) // rule 4
 }
 
 function toggle(v, node) {
@@ -412,6 +444,7 @@ export default function ({ data: [data], parentElement, setStateValue }) {
   if (!v) {
     v = { root: parentElement.querySelector(".graph"), nodes: new Map(), cutNodes: new Map(), actions: new Map() }
     Object.assign(v, { on: new Set(), open: new Set(), cuts: new Set(), selected: "", seq: 0, pending: [], press: null })
+    v.asked = forDesk(v)
     v.root.onclick = (event) => onClick(v, event)
     v.root.onkeydown = (event) => onKey(v, event)
     // No property of this name is a handler in Chromium.
@@ -428,22 +461,27 @@ export default function ({ data: [data], parentElement, setStateValue }) {
   v.root.style.maxHeight = `${data.height}px`
   if (!v.window || !data.window?.known) v.window = data.window
   onResize(v)
+  v.desk = data.desk && globalThis.explorerDesk
+  const isNew = v.shape !== data.shape || v.revision !== data.revision
   if (v.shape !== data.shape) {
     draw(v, data.geometry)
     v.shape = data.shape
   }
-  v.on = new Set(data.on)
+  v.served = data.on
   v.cuts = new Set(data.cuts)
   v.pending = v.pending.filter(({ seq }) => seq > data.seq)
-  v.pending.forEach(({ kind, flips }) => xor(v[kind], flips))
+  for (const { kind, flips } of v.pending) if (kind === "cuts") xor(v.cuts, flips)
   if (v.press && v.press.seq <= data.seq) v.press = null
   if (!v.pending.length) {
     v.open = new Set(data.open)
     v.selected = data.selected
   }
   v.seq = Math.max(v.seq, data.seq)
-  v.revision = data.revision
-  paint(v, data)
+  Object.assign(v, { revision: data.revision, key: data.desk, colours: data.colours })
+  const isAhead = v.desk?.heard(data, v.asked) // rule 6
+  if (!v.desk?.move) v.on = new Set(marked(v))
+  if (!isAhead || isNew) paint(v, data)
+  if (isAhead && isNew) v.desk.askAgain()
   mark(v)
   if (data.jump && data.jump.n !== v.jump && v.nodes.has(data.jump.id)) {
     v.jump = data.jump.n
@@ -454,10 +492,11 @@ export default function ({ data: [data], parentElement, setStateValue }) {
     setTimeout(() => box.classList.remove("found"), 1600)
   }
   return () => {
-    if (parentElement.isConnected) return // rule 6
+    if (parentElement.isConnected) return // rule 7
     for (const kind of OUTSIDE) document.removeEventListener(kind, v.onpress, true)
     document.removeEventListener("keydown", v.onshortcut)
     window.removeEventListener("resize", v.onresize)
+    v.desk?.leave(v.asked)
     views.delete(parentElement)
   }
 }

@@ -84,14 +84,13 @@ class Facts(Record):
         return {fqn: unit.blocks for unit in self.policy.units if len(unit.blocks) > 1 for fqn in unit.blocks}
 
 
-def labels(facts: Facts, in_view: Collection[str] | None = None) -> dict[str, Label]:
-    """A label for every node of the drawing, or for the nodes `in_view` alone."""
+def labels(facts: Facts, in_view: Collection[str] = ()) -> dict[str, Label]:
+    """A label for every node of the drawing, or only for the nodes `in_view`."""
     nodes = nest(facts.graph)
     on = set(facts.policy.blocks)
     badges = _badges(facts, nodes)
     share = _shares(facts, nodes)
-    drawn = nodes.values() if in_view is None else [nodes[id] for id in in_view]
-    return {node.id: _label(facts, node, on, badges, share.get(node.id, 0.0)) for node in drawn if node.id}
+    return {id: _label(facts, nodes[id], on, badges, share.get(id, 0.0)) for id in in_view or nodes if id}
 
 
 def _label(facts: Facts, node: Node, on: set[str], badges: dict[str, list[Badge]], heat: float) -> Label:

@@ -44,8 +44,10 @@ class Node(Record):
 
 def nest(graph: ModelGraph) -> dict[str, Node]:
     """Every node by id, the model itself (the empty string) first, parents before children."""
-    nodes: dict[str, Node] = {}
-    _grow(graph, "", None, nodes)
+    nodes: dict[str, Node] | None = graph.__dict__.get("nest")  # as a cached property: each click asks
+    if nodes is None:
+        _grow(graph, "", None, nodes := {})
+        graph.__dict__["nest"] = nodes
     return nodes
 
 

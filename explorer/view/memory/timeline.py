@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -80,11 +81,11 @@ def _draw(fig: go.Figure, runs: dict[str, Measurement], axis: Axis, cursor: Curs
     of a caching allocator also shows the bytes that the allocator took for it.
     """
     logs = {name: run.allocations for name, run in runs.items() if run.allocations is not None}
-    if axis == "time" and not has_times(*runs.values()):
+    if not has_times(*runs.values()):
         axis = "tick"
     first = _counted(runs, list(logs))
     drawn = runs[first]
-    unit, unit_name = byte_axis(max(run.held_peak_bytes or 0 for run in runs.values()))
+    unit, unit_name = _byte_axis(*runs.values())
     places = {name: positions(runs[name], log, drawn, axis=axis) for name, log in logs.items()}
     add_bands(fig, drawn, places[first])
     for name, x in places.items():
@@ -103,12 +104,16 @@ def _draw(fig: go.Figure, runs: dict[str, Measurement], axis: Axis, cursor: Curs
     )
 
 
+def _byte_axis(*runs: Measurement) -> tuple[int, str]:
+    return byte_axis(max(run.held_peak_bytes or 0 for run in runs))
+
+
 def add_ghost(fig: go.Figure, runs: dict[str, Measurement], counted: Measurement, *, axis: Axis) -> None:
     """Draws the second of two runs as an outline over the first, and marks both peaks.
 
     Events of the axis "tick" are counted in `counted`, one of the two.
     """
-    unit, _ = byte_axis(max(run.held_peak_bytes or 0 for run in runs.values()))
+    unit, _ = _byte_axis(*runs.values())
     logs = {name: run.allocations for name, run in runs.items() if run.allocations is not None}
     places = {name: positions(runs[name], log, counted, axis=axis) for name, log in logs.items()}
     ghost = list(runs)[-1]
@@ -263,27 +268,41 @@ HALO = "rgba(255, 255, 255, 0.85)"
 """Under the dashes, which cross every colour of the chart."""
 
 
-def add_predicted(chart: Chart, line: Bytes, baseline: Measurement, *, over: Measurement | None, axis: Axis) -> None:
-    """Draws `line`, bytes at every event of `baseline`, into a chart of that run, or of it and `over`."""
+class PredictedLine(NamedTuple):
+    """The line of a policy in the units of a chart's axes."""
+
+    x: Positions
+    heights: Positions
+    peak: tuple[float, float]
+    label: str
+
+
+def line_places(line: Bytes, baseline: Measurement, *, over: Measurement | None, axis: Axis) -> PredictedLine | None:
+    """`line`, bytes at every event of `baseline`, for a chart of that run, or of it and `over`. None: not drawable."""
     log, drawn = baseline.allocations, over if over is not None and over.complete else baseline
     if log is None or drawn.allocations is None or len(line) != log.n_ticks + 1:
-        return
-    if axis == "time" and not has_times(baseline, over):
+        return None
+    if not has_times(baseline, over):
         axis = "tick"
     x = positions(baseline, log, drawn, axis=axis)
-    unit, _ = byte_axis(max(run.held_peak_bytes or 0 for run in (baseline, drawn)))
-    ticks = minmax(line, MAX_POINTS)
-    axis_top = chart.figure.layout.yaxis.range[1]
-    chart.figure.layout.yaxis.range = [0, max(axis_top, ROOM_ABOVE * float(line.max()) / unit)]
+    unit, _ = _byte_axis(baseline, drawn)
+    ticks, top = minmax(line), line.argmax()
+    n_bytes = int(line[top])
+    return PredictedLine(x[ticks], line[ticks] / unit, (float(x[top]), n_bytes / unit), f"≈ {mib(n_bytes)}")
+
+
+def add_predicted(chart: Chart, line: PredictedLine) -> None:
+    """Draws `line` into a chart of the runs that it is about."""
+    x, top = line.peak
+    axis = chart.figure.layout.yaxis
+    axis.range = [0, max(axis.range[1], ROOM_ABOVE * top)]
     for name, pen in ((GROUND, {"width": 5, "color": HALO}), (NAME, {"width": 2, "dash": "dash", "color": COLOUR})):
         chart.figure.add_trace(
             go.Scatter(
-                x=x[ticks], y=line[ticks] / unit, name=name, mode="lines", hoverinfo="skip", showlegend=name == NAME,
+                x=line.x, y=line.heights, name=name, mode="lines", hoverinfo="skip", showlegend=name == NAME,
                 line={"shape": "hv", **pen},
             )
         )  # fmt: skip
-    top = int(np.argmax(line))
     chart.figure.add_annotation(
-        x=float(x[top]), y=float(line[top]) / unit, text=f"≈ {mib(int(line[top]))}", showarrow=False, yshift=14,
-        font={"size": 12, "color": COLOUR}, bgcolor="#FFFFFF",
-    )  # fmt: skip
+        x=x, y=top, text=line.label, showarrow=False, yshift=14, font={"size": 12, "color": COLOUR}, bgcolor="#FFFFFF"
+    )

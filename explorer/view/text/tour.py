@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from explorer import slices
 from explorer.record.base import Record
 
 
@@ -19,7 +18,7 @@ class TourStep(Record):
 ON_GPT = "This step is about the small GPT."
 NOTHING_RAN = "Nothing ran, so there is nothing to compare yet. Press *Run*: the figures stand here when it ends."
 OFFER = "On a small GPT: see, guess, toggle, run, understand, take away a policy file."
-_ALL_STEPS = (
+STEPS = (
     TourStep(
         key="see",
         title="See",
@@ -80,7 +79,7 @@ _ALL_STEPS = (
     ),
 )
 
-STEPS = tuple(step for step in _ALL_STEPS if step.key != "split" or "pipeline" in slices.names())
+
 _BY_KEY = {step.key: step for step in STEPS}
 STATIC_STEPS = (
     replace(_BY_KEY["see"], text=_BY_KEY["see"].text.replace("the orange area of the", "the grey line of the")),

@@ -315,27 +315,6 @@ def test_news_fire_the_timer_of_the_fragment_that_is_drawn(monkeypatch: pytest.M
         fragments.add("bar")
 
 
-@pytest.mark.parametrize(
-    ("requested", "quiet"), [(None, True), (["bar"], True), (["bar", "desk"], False), (["desk"], False), ([], False)]
-)
-def test_charts_wait_for_the_graph(monkeypatch: pytest.MonkeyPatch, requested: list[str] | None, quiet: bool) -> None:
-    """A slider that was dragged stood still: each of its moves waited for the charts of the move before."""
-    requests, looks, moments = ScriptRequests(), [], iter(range(100))
-    requests.request_rerun(RerunData(fragment_id="desk"))
-    requests.on_scriptrunner_ready()
-
-    def look(seconds: float) -> None:
-        looks.append(seconds)
-        if requested is not None:
-            requests.request_rerun(RerunData(fragment_id_queue=requested))
-
-    monkeypatch.setattr(values, "get_script_run_ctx", lambda: SimpleNamespace(script_requests=requests))
-    monkeypatch.setattr(values.ThreadState, "get", lambda: SimpleNamespace(fragment_id="desk"))
-    monkeypatch.setattr(values, "time", SimpleNamespace(monotonic=lambda: next(moments), sleep=look))
-    assert values.wait_unless_rerun(5.5) is quiet
-    assert len(looks) == (5 if quiet else 1), "a wait to its end, or as long as nothing was requested"
-
-
 def test_a_browser_gets_every_message_whole() -> None:
     """A quick browser may have dropped the message that a hash stands for, which ends its page (streamlit#15816)."""
     message = ForwardMsg()

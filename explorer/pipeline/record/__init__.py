@@ -1,1 +1,0 @@
-"""Records of a pipelined step: its plan below a cap, its prices, its run."""

@@ -1,0 +1,138 @@
+// Answers a click before Streamlit knows of it. All components of the page share one desk.
+//
+// 1. Each change of a person (a click in the graph, a move of the slider) is asked of POST /answer at once. One question
+//    is under way; the newest change waits for it. An answer is drawn if nothing was changed since it was asked.
+// 2. Streamlit is told after REST_MS without a change, or at a press outside.
+// 3. Each part of a rerun says which clicks and which move it knows (`seq`, `moved`). A rerun that does not know all of
+//    them draws over no answer. A rerun that does ends the question under way.
+// 4. Streamlit sends no part that it believes drawn. `seq` and `moved` make each part new, so that what an answer drew
+//    does not stay where the rerun has the same as before the click.
+
+const REST_MS = 200
+const PLOT = ".st-key-first .js-plotly-plot"
+const SVG = "http://www.w3.org/2000/svg"
+
+function makeDesk() {
+  const desk = { key: "", seq: 0, moved: 0, move: null, graph: null, strip: null }
+  let number = 0 // grows with each change and with each rerun that knows all of them
+  let underWay = false
+  let untold = null // what tells Streamlit of the last change of a component, and its timer
+  let rest = 0
+  let line = null // of the last answer
+
+  async function ask() {
+    const asked = number
+    underWay = true
+    let answer = null
+    try {
+      const response = await fetch("answer", { method: "POST", body: JSON.stringify(desk.graph.marks()) })
+      if (response.status === 200) answer = await response.json()
+    } catch {} // the rerun answers
+    underWay = false
+    if (asked === number) return answer && desk.graph && draw(answer)
+    if (desk.graph && desk.isAhead()) ask()
+  }
+
+  function draw(answer) {
+    desk.strip?.(answer.cells)
+    desk.graph.draw(answer)
+    line = { policy: answer.policy, places: answer.line }
+    drawLine()
+  }
+
+  // The chart says whose line it has (`meta` of its last trace); the line of another policy lies over it meanwhile.
+  function drawLine() {
+    const plot = document.querySelector(PLOT)
+    const area = plot?.querySelector(".nsewdrag")
+    if (!area || !plot.data?.length) return
+    if (!plot.desk) plot.on("plotly_afterplot", drawLine)
+    plot.desk = true
+    const inChart = plot.data.at(-1).meta || ""
+    const isOver = line !== null && line.policy !== inChart
+    const traces = [...plot.querySelectorAll(".subplot.xy > .plot .scatterlayer .trace")].slice(-2)
+    const older = isOver && inChart ? [...traces, [...plot.querySelectorAll(".annotation")].at(-1)] : []
+    for (const node of plot.older ?? []) node.style.visibility = ""
+    for (const node of older) node.style.visibility = "hidden"
+    plot.older = older
+    plot.querySelector(".desk-line")?.remove()
+    if (isOver && line.places) [...plot.querySelectorAll(".main-svg")].at(-1).before(overlay(plot.layout, area, line.places))
+  }
+
+  desk.isAhead = (about = desk.known) =>
+    about?.desk === desk.key && (about.seq < desk.seq || about.moved < desk.moved)
+
+  // `who`: the component; `what`: its click or move; `tell` hands that to Streamlit.
+  desk.change = (who, what, tell) => {
+    if (untold && untold.who !== who) desk.flush(untold.who)
+    Object.assign(desk, what)
+    number++
+    untold = { who, tell }
+    clearTimeout(rest)
+    rest = setTimeout(desk.flush, REST_MS, who)
+    if (desk.graph && !underWay) ask()
+  }
+  desk.flush = (who) => {
+    if (untold?.who !== who) return
+    const { tell } = untold
+    desk.isTold(who)
+    tell()
+  }
+  desk.isTold = (who) => {
+    if (untold?.who !== who) return
+    clearTimeout(rest)
+    untold = null
+  }
+  desk.clicked = () => desk.graph?.seq() ?? 0
+
+  // A rerun has drawn the graph. Returns whether changes are under way that it does not know.
+  desk.heard = (about, graph) => {
+    if (about.desk !== desk.key) {
+      Object.assign(desk, { key: about.desk, seq: 0, moved: 0, move: null })
+      line = null
+    }
+    Object.assign(desk, { graph, known: about })
+    if (desk.move && about.moved >= desk.move.n) desk.move = null
+    if (desk.isAhead()) return true
+    number++
+    if (line?.policy !== about.policy) line = null
+    drawLine()
+    return false
+  }
+  desk.askAgain = () => {
+    number++
+    if (!underWay) ask()
+  }
+  desk.leave = (graph) => {
+    if (desk.graph !== graph) return
+    desk.graph = line = null
+    number++
+  }
+  return desk
+}
+
+function overlay({ xaxis, yaxis }, area, { x, heights, peak, label, colour }) {
+  const at = (name) => Number(area.getAttribute(name))
+  const [width, height] = [at("width"), at("height")]
+  const across = (value) => (((value - xaxis.range[0]) / (xaxis.range[1] - xaxis.range[0])) * width).toFixed(1)
+  const down = (value) => (height - ((value - yaxis.range[0]) / (yaxis.range[1] - yaxis.range[0])) * height).toFixed(1)
+  const make = (parent, tag, attributes) => {
+    const node = parent.appendChild(document.createElementNS(SVG, tag))
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value)
+    return node
+  }
+  const layer = document.createElementNS(SVG, "svg")
+  layer.setAttribute("class", "desk-line")
+  layer.style.cssText = `position:absolute;overflow:visible;pointer-events:none;left:${at("x")}px;top:${at("y")}px;width:${width}px;height:${height}px`
+  const d = x.map((tick, i) => (i ? `H${across(tick)}V` : `M${across(tick)},`) + down(heights[i])).join("")
+  make(layer, "path", { d, fill: "none", stroke: "rgba(255,255,255,.85)", "stroke-width": 5 })
+  make(layer, "path", { d, fill: "none", stroke: colour, "stroke-width": 2, "stroke-dasharray": "9 9" })
+  const [left, top] = [Number(across(peak[0])), Number(down(peak[1])) - 14]
+  const wide = 6.4 * label.length + 4
+  make(layer, "rect", { x: left - wide / 2, y: top - 9, width: wide, height: 18, fill: "#fff" })
+  const font = getComputedStyle(area.ownerSVGElement.querySelector("text")).fontFamily
+  const text = make(layer, "text", { "font-family": font, x: left, y: top + 4, "text-anchor": "middle", fill: colour, "font-size": 12 })
+  text.textContent = label
+  return layer
+}
+
+globalThis.explorerDesk ??= makeDesk()

@@ -1,0 +1,266 @@
+"""A click answered by the route is what a rerun draws, in every state of the figures and for many policies."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from streamlit.testing.v1 import AppTest
+
+from explorer.errors import ExplorerError
+from explorer.jobs.protocol import Compare, Measure
+from explorer.plan.catalogue import recorded_sample
+from explorer.plan.policy.presets import preset, preset_titles
+from explorer.record import Failure, ModelGraph, ModelRef, Policy
+from explorer.ui.explore import desk
+from explorer.ui.explore.desk import BrowserMarks, answer_to
+from explorer.ui.explore.view import view_of
+from explorer.ui.session import repository
+from explorer.view.memory.timeline import NAME
+from explorer.view.text.explore import Freshness
+from tests import graphs
+from tests.ui.fake_worker import FakeJob, FakeWorker
+from tests.ui.page_driver import (
+    ALL,
+    GRAPH,
+    SPEC,
+    App,
+    component_data,
+    graph_data,
+    press,
+    say,
+    settle,
+    slide,
+    slider,
+    spec,
+    start_only,
+    strip_cells,
+    upload,
+    widget,
+)
+
+RAN, OTHER = ALL[:2], ALL[:3]
+FAILURE = Failure(kind="model raised", sentence="It raised.")
+
+
+def policies(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
+    """Marks that a person may draw: nothing, what ran, blocks in blocks, each preset, all that can be clicked."""
+    called = tuple(block.fqn for block in graph.blocks if block.fqn and block.n_calls)
+    marks = {"nothing": (), "ran": RAN, "other": OTHER, "nested": (*called[:4], *called[-2:]), "everything": called}
+    for name in preset_titles():
+        try:
+            marks[name] = preset(name, graph).blocks
+        except ExplorerError:  # this model has no block for it
+            continue
+    return marks
+
+
+def ask(at: AppTest, on: tuple[str, ...], **of: Any) -> dict[str, Any] | None:
+    """What the route answers, as the browser reads it."""
+    data = graph_data(at)
+    marks = BrowserMarks(**{"graph": at.session_state["draft"].widget, "base": data["revision"], "on": on} | of)
+    answered: dict[str, Any] | None = json.loads(json.dumps(answer_to(marks)))
+    return answered
+
+
+def numbers(column: Any) -> list[float]:
+    """A column of a trace: a list, or an array as Plotly packs it."""
+    if isinstance(column, dict):
+        column = np.frombuffer(base64.b64decode(column["bdata"]), dtype=np.dtype(column["dtype"])).tolist()
+    return [float(value) for value in column]
+
+
+def dashed(at: AppTest) -> dict[str, Any] | None:
+    """The drawn policy's line in the chart of the page, as the route has it."""
+    figures = [json.loads(chart.proto.spec) for chart in at.get("plotly_chart")]
+    for figure in figures:
+        for trace in figure["data"]:
+            if trace.get("name") == NAME:
+                (note,) = [note for note in figure["layout"]["annotations"] if note["text"].startswith("≈")]
+                return {
+                    "x": pytest.approx(numbers(trace["x"])), "heights": pytest.approx(numbers(trace["y"])),
+                    "peak": pytest.approx([note["x"], note["y"]]), "label": note["text"],
+                    "colour": trace["line"]["color"],
+                }  # fmt: skip
+    return None
+
+
+def check(at: AppTest, answered: dict[str, Any] | None) -> None:
+    """The page as it is drawn now has what was answered before."""
+    assert answered is not None
+    data = graph_data(at)
+    assert answered["cells"] == strip_cells(at)
+    assert sorted(answered["on"]) == sorted(data["on"])
+    for name in ("labels", "segments", "actions", "policy"):
+        assert answered[name] == data[name], name
+    assert f":small[{answered['sentence']}]" in [element.value for element in at.markdown]
+    dangers = [element.value for element in at.error]
+    assert dangers in ([], [answered["danger"], f"This policy is not safe. {answered['danger']}"])
+    assert bool(dangers) == bool(answered["danger"])
+    assert answered["line"] == dashed(at)
+
+
+def without(kind: type, worker: FakeWorker, finish: Callable[[FakeJob], None]) -> None:
+    """The worker ends jobs of `kind` as `finish` does."""
+    answer = worker.answer
+    worker.answer = lambda job: finish(job) if isinstance(job.request, kind) else answer(job)  # type: ignore[method-assign]
+
+
+def nothing(app: App, worker: FakeWorker) -> AppTest:
+    without(Measure, worker, lambda job: job.finish(failure=FAILURE))
+    repository.runs().add_graph(SPEC.model, "cpu", GRAPH)
+    return app()
+
+
+def baseline(app: App, worker: FakeWorker) -> AppTest:
+    return app()
+
+
+def ran(app: App, worker: FakeWorker) -> AppTest:
+    return press(say(app(), on=list(RAN)), "run")
+
+
+def ran_twice(app: App, worker: FakeWorker) -> AppTest:
+    return press(say(ran(app, worker), on=["head"]), "run")
+
+
+def cut_short(app: App, worker: FakeWorker) -> AppTest:
+    answer = worker.answer
+
+    def cut(job: FakeJob) -> None:
+        answer(job)
+        if isinstance(job.request, Compare):
+            worker.store.delete(job.run_id)
+            candidate = replace(job.result.candidate, failure=FAILURE)
+            job.result, job.run_id = replace(job.result, candidate=candidate, failure=FAILURE), None
+
+    worker.answer = cut  # type: ignore[method-assign]
+    return ran(app, worker)
+
+
+def goes_on(app: App, worker: FakeWorker) -> AppTest:
+    worker.slow = True
+    at = say(app(), on=list(RAN))
+    at.button(key="run").click().run()
+    (job,) = worker.of(Compare)
+    whole = graphs.compared(GRAPH, spec(at))
+    job.part = replace(whole, candidate=replace(whole.candidate, times=None), gradients=())
+    return at.run()
+
+
+def cancelled(app: App, worker: FakeWorker) -> AppTest:
+    at = goes_on(app, worker)
+    worker.of(Compare)[0].cancel()
+    return settle(at)
+
+
+def predicted(app: App, worker: FakeWorker) -> AppTest:
+    return app(predict="1")
+
+
+def played(app: App, worker: FakeWorker) -> AppTest:
+    return press(say(predicted(app, worker), on=list(RAN)), "run")
+
+
+def other_options(app: App, worker: FakeWorker) -> AppTest:
+    at = app()
+    return settle(widget(at, "selectbox", "option_dtype").set_value("float64").run())
+
+
+def then(state: Callable[[App, FakeWorker], AppTest], app: App, worker: FakeWorker) -> AppTest:
+    """Another policy is drawn than the one that `state` is about."""
+    return say(state(app, worker), on=list(OTHER))
+
+
+STATES: dict[str, tuple[Freshness, Callable[[App, FakeWorker], AppTest]]] = {
+    "nothing ran": (Freshness.NOTHING, nothing),
+    "baseline": (Freshness.BASELINE, baseline),
+    "measured": (Freshness.FRESH, ran),
+    "measured, then another": (Freshness.FRESH, ran_twice),
+    "measured, stale": (Freshness.STALE, partial(then, ran)),
+    "failed": (Freshness.FAILED, cut_short),
+    "failed, stale": (Freshness.STALE, partial(then, cut_short)),
+    "goes on": (Freshness.GOES_ON, goes_on),
+    "goes on, stale": (Freshness.STALE, partial(then, goes_on)),
+    "cancelled": (Freshness.CUT_SHORT, cancelled),
+    "predicted": (Freshness.PREDICTED_BASELINE, predicted),
+    "predicted policy": (Freshness.PREDICTED_FRESH, played),
+    "predicted, stale": (Freshness.PREDICTED_STALE, partial(then, played)),
+    "other options": (Freshness.OTHER_OPTIONS, other_options),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_an_answer_is_what_a_rerun_draws(app: App, worker: FakeWorker, state: str) -> None:
+    freshness, start = STATES[state]
+    at = start(app, worker)
+    assert view_of(at.session_state["explore"]).freshness is freshness
+    for on in policies(GRAPH).values():
+        answered = ask(at, on)
+        check(say(at, on=list(on)), answered)
+
+
+def test_a_run_of_another_machine_answers_and_so_does_a_part_of_the_own(app: App, worker: FakeWorker) -> None:
+    recorded = recorded_sample(ModelRef(target="sample_models/gpt.py", size="small"))
+    assert recorded is not None and recorded.run.graph is not None
+    worker.graph = recorded.run.graph
+    without(Measure, worker, lambda job: None)
+    at = start_only()
+    freshness = [Freshness.STAND_IN, Freshness.BEING_TIMED]
+    for part in (None, replace(recorded.run, times=None)):
+        worker.of(Measure)[0].part = part
+        at.run()
+        assert view_of(at.session_state["explore"]).freshness is freshness.pop(0)
+        for on in policies(worker.graph).values():
+            answered = ask(at, on)
+            check(say(at, on=list(on)), answered)
+
+
+def test_hazards_segments_actions_and_a_picked_moment_are_answered(app: App, worker: FakeWorker) -> None:
+    units = "[[blocks.0, blocks.1], {blocks: [blocks.2], action: save_ops, save_ops: [aten.mm.default]}, blocks.4]"
+    at = upload(ran(app, worker), f"version: 1\npolicy: {{units: {units}, preserve_rng_state: false}}\n")
+    at.session_state["explore"].tick = ("baseline", 5)
+    at.run()
+    data = graph_data(at)
+    assert at.error and data["segments"] and data["actions"] and any(label[4] for label in data["labels"].values())
+    blocks = spec(at).policy.blocks
+    for on in ((*blocks, "head"), blocks[1:], blocks[2:], (*blocks[2:], "blocks.0"), ()):
+        answered = ask(at, on)
+        check(say(at, on=list(on)), answered)
+
+
+def test_each_place_of_the_slider_is_answered_with_the_clicks_behind_it(app: App) -> None:
+    at = say(app(), on=["head"])
+    version = next(data["version"] for data in component_data(at) if "at" in data)
+    n_places = len(slider(at))
+    assert n_places > 2
+    answers = [ask(at, (), place=place, version=version) for place in range(n_places)]
+    clicked = ask(at, ("norm",), place=0, version=version)
+    assert ask(at, (), place=n_places, version=version) is ask(at, (), place=-1, version=version) is None
+    assert ask(at, (), place=0, version=version + 1) is None, "other labels"
+    for place, answered in enumerate(answers):
+        check(slide(at, place), answered)
+    on = graph_data(slide(at, 0))["on"]
+    check(say(at, on=sorted({*on} ^ {"norm"})), clicked)
+
+
+def test_marks_that_the_page_has_replaced_since_have_no_answer(app: App) -> None:
+    at = say(app(), on=["head"])
+    base = graph_data(at)["revision"]
+    assert ask(at, ("norm",)) is not None
+    assert ask(at, ("norm",), graph="block_graph_of_no_page") is None
+    assert ask(at, ("no block of this model",)) is None
+    press(at, "undo")
+    assert ask(at, ("norm",), base=base) is None
+    assert ask(at, ("norm",)) is not None
+    keys = desk._keys.get(at.session_state["draft"].widget)
+    assert keys is not None
+    other = dataclasses.replace(keys, graph=replace(GRAPH, blocks=GRAPH.blocks[:-1]))
+    assert desk.answer(other, Policy()) is None, "the model was read again, and is another"
