@@ -38,6 +38,10 @@ class Parts(NamedTuple):
     """fqns of blocks and parameters that hold all parameters but those of the last layer."""
     linears: str = ""
     """Regular expression of the Linear layers but the last; empty: there are none."""
+    last: str = ""
+    """fqn of the last layer, if its output is that of the model."""
+    logits_text: str = ""
+    """The line that calls the last layer, or why its output cannot be made in chunks."""
 
 
 class Lever(NamedTuple):
@@ -104,6 +108,10 @@ def _freeze(spec: RunSpec, parts: Parts) -> RunSpec | None:
     return replace(spec, frozen=parts.all_but_last)
 
 
+def _chunks(spec: RunSpec, parts: Parts) -> RunSpec | None:
+    return replace(spec, chunked_layer=parts.last) if parts.last and not spec.chunked_layer else None
+
+
 LEVERS = (
     Lever("foreach", "optimizer", "optimizer with foreach=False", _for_loop, "{optimizer}, foreach=False)"),
     Lever("fused", "optimizer", "optimizer with fused=True", _fused, "{optimizer}, fused=True)"),
@@ -129,6 +137,14 @@ LEVERS = (
         "attention by scaled_dot_product_attention",
         _attention,
         f'model = {{factory}}({ATTENTION}="{SDPA}")',
+    ),
+    Lever(
+        "chunks",
+        "loss",
+        "loss over 8 chunks of the batch",
+        _chunks,
+        "loss = sum(checkpoint(lambda x, t: len(x) / len(hidden) * loss_of(model.get_submodule({last!r})(x), t), x, t, "
+        "use_reentrant=False) for x, t in zip(hidden.chunk(8), targets.chunk(8)))  # hidden: the input of {last}",
     ),
     Lever(
         "lora",
@@ -311,6 +327,7 @@ def script_lines(row: LeverRow) -> tuple[str, ...]:
     target = spec.model.target
     factory = "AutoModel.from_pretrained" if target.startswith("hf:") else target.partition(":")[2] or "build"
     words = {"optimizer": optimizer, "device": device, "n": spec.n_accumulation, "factory": factory}
+    words["last"] = spec.chunked_layer
     words["frozen"] = tuple(f"{name}." for name in spec.frozen)
     if spec.lora is not None:
         words |= {"rank": spec.lora.rank, "targets": spec.lora.targets}

@@ -68,6 +68,8 @@ class Fit(Record):
     combinations: tuple[LeverRow, ...] = ()
     """Combinations that fit, ranked; none of them is worse than another in price and gradients."""
     left_out: tuple[LeftOut, ...] = ()
+    logits: str = ""
+    """The last layer, and the line of the user's code that calls it; empty: the model does more with its output."""
     judged_on: RunSpec | None = None
     """The step that was run to judge; None: no size of the model could be run here."""
     warnings: tuple[str, ...] = ()

@@ -93,6 +93,8 @@ class Conditions(Record):
     frozen: tuple[str, ...] = ()
     """fqns of blocks whose parameters need no gradient, blocks inside included."""
     lora: Lora | None = None
+    chunked_layer: str = ""
+    """fqn of the last layer, if it and the loss run over chunks of the batch."""
 
 
 IN_TRAINING = Conditions()

@@ -99,7 +99,7 @@ def test_the_switch_hides_what_is_not_bitwise(rows: list[LeverRow], combined: li
 
 def test_levers_do_not_change_a_step_that_has_them() -> None:
     for lever in levers.LEVERS:
-        parts = levers.Parts(True, ("0", "1"), "0|1")
+        parts = levers.Parts(True, ("0", "1"), "0|1", "head")
         changed = lever.change(RunSpec(model=ModelRef(target="nets.py"), optimizer_form="foreach"), parts)
         assert changed is not None
         again = lever.change(changed, parts)

@@ -88,5 +88,6 @@ def _print(console: Console, fit: Fit) -> None:
             console.print(f"    [dim]{escape(row.judgement.reason)}[/]")
     console.print()
     print_lines([("Judged on", levers.judged_text(fit))], console)
+    print_lines([("Logits", fit.logits)] if fit.logits else [], console)
     print_lines([("Left out", f"{row.lever}: {row.reason}") for row in fit.left_out], console)
     print_lines([("Note", warning) for warning in fit.warnings], console)

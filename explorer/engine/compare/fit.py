@@ -28,6 +28,7 @@ from explorer.engine.model.describe import describe
 from explorer.engine.model.equal_models import same_parameters
 from explorer.engine.model.load import load_for, takes_argument
 from explorer.engine.model.loaded import types_of
+from explorer.engine.model.loss_chunks import logits_of
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
 from explorer.errors import BadInput, Cancelled, ExplorerError, TimedOut, message_of
 from explorer.plan import levers
@@ -85,6 +86,7 @@ def fit(spec: RunSpec, budget_bytes: int | None = None, report: Report = silent)
         rows=levers.ranked(filter(player.saves, rows), player.as_is),
         combinations=levers.ranked(offered, player.as_is),
         left_out=tuple(left_out),
+        logits=player.parts.last and f"{player.parts.last}, called in {player.parts.logits_text}",
         judged_on=small,
         warnings=player.run.warnings,
     )
@@ -145,6 +147,8 @@ class Player:
                 raise
             except ExplorerError as error:
                 left_out.append(LeftOut(lever=lever.title, reason=error.sentence))
+        if not self.parts.last:
+            left_out.append(LeftOut(lever=levers.BY_KEY["chunks"].title, reason=self.parts.logits_text))
         try:
             rows.append(LeverRow(levers=(levers.RECOMPUTE,), step=self._step(self._recomputed(self.run))))
         except (Cancelled, TimedOut):
@@ -236,9 +240,11 @@ class Player:
 def _outline(spec: RunSpec) -> tuple[levers.Parts, dict[str, str]]:
     """What levers change of the model of `spec`, and the class of each module."""
     with preserve_global_state(), without_data():
-        model = load_for(spec).model
-    kinds = {name: type(module).__name__ for name, module in model.named_modules()}
-    return parts_of(model, has_attention=takes_argument(spec.model, levers.ATTENTION)), kinds
+        loaded = load_for(spec)
+        last, text = logits_of(loaded)
+    kinds = {name: type(module).__name__ for name, module in loaded.model.named_modules()}
+    parts = parts_of(loaded.model, has_attention=takes_argument(spec.model, levers.ATTENTION))
+    return parts._replace(last=last, logits_text=text), kinds
 
 
 def _runs_here(step: PlayedStep) -> bool:
@@ -293,6 +299,8 @@ class Judge:
             if not units:
                 return Judgement(reason=note)
         changed = levers.under(small, row.levers, self._parts, policy)
+        if changed == small:
+            return Judgement(reason="The judged model has nothing that the lever changes.")
         comparison = compare_specs(small, changed)
         worst = comparison.worst
         return Judgement(

@@ -77,12 +77,17 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def parts_of(model: nn.Module, *, has_attention: bool) -> Parts:
-    """What levers freeze and adapt of `model`. The last layer is the one whose parameters are registered last."""
-    layers = dict(model.named_modules())
-    last = next(fqn for fqn in reversed(layers) if any(True for _ in layers[fqn].parameters(recurse=False)))
+    """What levers freeze and adapt of `model`."""
+    layers, last = dict(model.named_modules()), last_layer(model)
     trained = set(map(id, layers[last].parameters()))  # a tied weight stays trained under its other name
     linears = [fqn for fqn, layer in layers.items() if fqn != last and _is_linear(layer)]
     return Parts(has_attention, tuple(_without(trained, model, "")), _pattern(linears, last))
+
+
+def last_layer(model: nn.Module) -> str:
+    """fqn of the module whose parameters are registered last."""
+    owners = [fqn for fqn, layer in model.named_modules() if next(layer.parameters(recurse=False), None) is not None]
+    return owners[-1]
 
 
 def _without(trained: set[int], module: nn.Module, prefix: str) -> Iterator[str]:

@@ -27,6 +27,10 @@ def under_conditions(loaded: Loaded, conditions: Conditions, device: torch.devic
         from explorer.engine.model.adapters import add_adapters  # a user's own step has its own adapters
 
         add_adapters(moved.model, conditions.lora)
+    if conditions.chunked_layer:
+        from explorer.engine.model.loss_chunks import in_chunks
+
+        return in_chunks(moved, conditions.chunked_layer)
     return moved
 
 
