@@ -265,7 +265,7 @@ BUDGETS = {
     "view": 51500, "ui": 58000, "lab": 27100, "own_loop": 15000, "cli": 24220,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 50560
+TESTS_BUDGET = 50760
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 
