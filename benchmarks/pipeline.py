@@ -22,16 +22,16 @@ import msgspec
 import torch
 
 from explorer.engine.model.describe import describe
-from explorer.engine.pipeline.build import build
-from explorer.engine.pipeline.in_process import run_pass
-from explorer.engine.pipeline.profile import ROUNDS, profile_blocks
-from explorer.engine.pipeline.run import compose
-from explorer.plan.pipeline.cuts import Stages, atoms, stages_by
-from explorer.plan.pipeline.schedules import SCHEDULES
-from explorer.plan.pipeline.stage_costs import predict
+from explorer.pipeline.engine.build import build
+from explorer.pipeline.engine.in_process import run_pass
+from explorer.pipeline.engine.profile import ROUNDS, profile_blocks
+from explorer.pipeline.engine.run import compose
+from explorer.pipeline.plan.cuts import Stages, atoms, stages_by
+from explorer.pipeline.plan.schedules import SCHEDULES
+from explorer.pipeline.plan.stage_costs import predict
+from explorer.pipeline.record.step import ActionTime, PipelineProfile, RankMemory
 from explorer.plan.policy.presets import preset
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.pipeline import ActionTime, PipelineProfile, RankMemory
 from explorer.record.plan import Progress
 from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan, RunSpec

@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from explorer.errors import BadInput
+
 _PACKAGE = Path(__file__).parent
 
 
@@ -27,3 +29,10 @@ def parts(module: str) -> Mapping[str, ModuleType]:
     path = module.replace(".", "/")
     files = [(name, _PACKAGE / name / file) for name in names() for file in (f"{path}.py", f"{path}/__init__.py")]
     return {name: import_module(f"{__package__}.{name}.{module}") for name, file in files if file.is_file()}
+
+
+def part(name: str, module: str) -> ModuleType:
+    """The module of one slice. Raises BadInput where the slice is not here."""
+    if name not in parts(module):
+        raise BadInput(f"This needs explorer/{name}, which is not here.", hint="Install the whole package.")
+    return parts(module)[name]

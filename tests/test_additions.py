@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from explorer.errors import InvalidPlan
+from explorer.pipeline.plan.schedules import SCHEDULES, Condition, Schedule, gpipe, rows_of
 from explorer.plan.export.formats import FORMATS, ExportFormat, exported
 from explorer.plan.hazards import hazards as rules
 from explorer.plan.hazards.checkpoint_rules import Trap
-from explorer.plan.pipeline.schedules import SCHEDULES, Condition, Schedule, gpipe, rows_of
 from explorer.plan.policy.presets import PRESETS, Preset, is_preset, preset, preset_titles
 from explorer.record.files import Export, PolicyFile
 from explorer.record.policy import KEEP_ALL, Policy
@@ -29,7 +29,7 @@ from tests.graphs import gpt
 
 ROWS = """
 from explorer.plan.export.formats import FORMATS
-from explorer.plan.pipeline.schedules import SCHEDULES
+from explorer.pipeline.plan.schedules import SCHEDULES
 from explorer.plan.policy.presets import PRESETS
 
 PRESETS["first-only"] = PRESETS["all"]

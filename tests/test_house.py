@@ -43,11 +43,11 @@ RINGS: dict[str, tuple[set[str], set[str]]] = {
     "app": ({"ui"}, {"streamlit", "starlette"}),
     "sample_models": (set(), {"torch"}),
 }
-SLICES = ("lab",)
+SLICES = ("lab", "pipeline")
 """Folders with rooms of these rings: a room imports what its ring may, its ring, and such rooms of its own slice."""
 for ring in ("child_process", "record", "plan", "jobs", "view", "ui", "cli"):
     RINGS[ring][0].add("slices")
-RINGS["slices"] = (set(), set())
+RINGS["slices"] = ({"errors"}, set())
 for slice in SLICES:
     RINGS[slice] = (set(), set())
     for ring in ("record", "plan", "engine", "jobs", "view", "ui", "cli"):
@@ -58,6 +58,7 @@ LATE = {
     "explorer/jobs/worker.py": {"engine"},
     "explorer/jobs/answers.py": {"engine", "plan"},
     "explorer/lab/jobs.py": {"lab/engine"},
+    "explorer/pipeline/jobs.py": {"pipeline/engine", "pipeline/plan"},
     "explorer/cli/verbs/measure.py": {"own_loop"},
     "explorer/cli/verbs/run.py": {"own_loop"},
     "explorer/__init__.py": {"engine", "own_loop", "plan"},
@@ -67,34 +68,21 @@ LATE = {
 # ring -> its rooms, from the one that may import all that follow to the one that imports none of them.
 # A file beside the rooms is a room of its own. Rooms that stand on one line do not import each other.
 ROOMS: dict[str, list[str]] = {
-    "engine": ["pipeline", "ranks", "compare", "bench", "model", "watch", "policy", "device imaginary", "state"],
-    "engine/pipeline": [
-        "run torchrun_rank",
-        "profile processes",
-        "stage_bench rank",
-        "in_process",
-        "pass_readings",
-        "build torch_adapter",
-        "stages",
-        "microbatches tape",
+    "engine": ["ranks", "compare", "bench", "model", "watch", "policy", "device imaginary", "state"],
+    "pipeline/engine": [
+        "run torchrun_rank", "profile", "stage_bench rank", "in_process", "pass_readings", "build torch_adapter",
+        "stages", "microbatches tape",
     ],
     "plan": [
-        "summary recognize levers",
-        "export why planners guard",
-        "policy",
-        "hazards predict",
-        "pipeline card",
-        "memory",
-        "challenges local_models",
-        "catalogue budget_text",
-        "names sizes factory_text",
+        "summary recognize levers", "export why planners guard", "policy", "hazards predict", "card", "memory",
+        "challenges local_models", "catalogue budget_text", "names sizes factory_text",
     ],
     "lab/engine": ["run", "lessons", "kit"],
     "lab/engine/lessons": ["*"],
-    "view": ["report", "compare memory pipeline graph", "text", "drawing"],
-    "ui": ["navigation server", "explore pipeline runs", "shared", "session components"],
+    "view": ["report", "compare memory graph", "text", "drawing"],
+    "ui": ["navigation server", "explore runs", "shared", "session components"],
     "cli": ["main", "verbs", "report", "options", "worker", "command"],
-}
+}  # fmt: skip
 
 
 @cache
@@ -261,11 +249,11 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": 17290, "plan": 129060, "engine": 157190, "jobs": 11510, "child_process": 4000,
-    "view": 51500, "ui": 58000, "lab": 27100, "own_loop": 15000, "cli": 24220,
+    "record": 15330, "plan": 115710, "engine": 136439, "jobs": 11180, "child_process": 4000,
+    "view": 46064, "ui": 48797, "lab": 27080, "pipeline": 54910, "own_loop": 15000, "cli": 21140,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 50760
+TESTS_BUDGET = 51200
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 
@@ -310,7 +298,7 @@ VAGUE_NAMES = set(
     )
 )
 """Participles and pronouns: a name is a noun of the field. Fields of stored records keep the names they have."""
-MOST_VAGUE_NAMES = {"record": 5, "plan": 85, "engine": 17, "view": 6, "own_loop": 11}
+MOST_VAGUE_NAMES = {"record": 3, "plan": 81, "engine": 17, "view": 6, "pipeline": 6, "own_loop": 11}
 """A ring's number goes down with every file that is rewritten, never up."""
 
 
@@ -414,7 +402,7 @@ def test_functions_take_at_most_five_parameters() -> None:
 
 def is_command(path: str) -> bool:
     """A verb of the command line or a factory of a sample model: its parameters are its options."""
-    return path.startswith(("explorer/cli/verbs/", "sample_models/"))
+    return path.startswith(("explorer/cli/verbs/", "explorer/pipeline/cli/", "sample_models/"))
 
 
 def strangers_repeated(statements: Iterable[ast.AST]) -> Iterator[int]:
@@ -504,7 +492,8 @@ def test_no_two_classes_share_a_name() -> None:
 def test_the_app_process_never_imports_torch_and_the_package_is_cheap() -> None:
     check = (
         "import sys, explorer; cheap = {'torch', 'streamlit', 'plotly', 'numpy'} & set(sys.modules);"
-        "import explorer.ui, explorer.jobs.client; print(cheap | {'torch', 'explorer.engine'} & set(sys.modules))"
+        "import explorer.ui.navigation, explorer.jobs.client;"
+        "print(cheap | {'torch'} & set(sys.modules) | {name for name in sys.modules if name.endswith('.engine')})"
     )
     ran = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "set()"

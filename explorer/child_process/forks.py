@@ -40,8 +40,6 @@ WARM = (
     "explorer.engine.compare.compare",
     "torch._dynamo",  # the first checkpoint call imports it (seconds)
     "explorer.engine.bench.other_tools",
-    "explorer.engine.pipeline.run",
-    "explorer.engine.pipeline.profile",
 )
 """Modules that the server imports while it is idle. No import may start a thread of torch or CUDA."""
 

@@ -25,18 +25,14 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.pipeline import PipelineRun
-from explorer.record.plan import JointPlan, Wish, silent
+from explorer.record.plan import Wish, silent
 from explorer.record.policy import Policy
 from explorer.view.compare.cost import uncounted_in_words
 from explorer.view.compare.gradients import compared_tensors, distance_with_largest, moved_sentence, scope_sentence
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.rows import chart_rows
-from explorer.view.drawing.units import count, mib, percent
+from explorer.view.drawing.units import count, mib
 from explorer.view.memory.ranks import rank_rows, spread_of_ranks
-from explorer.view.pipeline.gantt import rank_table
-from explorer.view.pipeline.results import memory_chart, moved_rows
-from explorer.view.text.pipeline import cap_outcome, within_cap
 from explorer.view.text.plan import in_words
 from explorer.view.text.runs import (
     alive_rows,
@@ -274,37 +270,6 @@ def _block_table(run: Measurement, baseline: Measurement | None = None) -> Table
 
 def _dim(text: str) -> str:
     return f"  [dim]{escape(text)}[/]" if text else ""
-
-
-def print_pipeline(run: PipelineRun, joint: JointPlan | None = None, *, batch: str = "") -> None:
-    """To stdout; `joint` is the plan that chose cuts and policy, if one did; `batch`: its types and shapes."""
-    console = answer_console()
-    plan = run.spec.plan
-    assert plan is not None
-    shape = f"{len(plan.stages)} stages on {len(run.rows)} ranks, {plan.schedule_name}"
-    console.print(
-        f"\n[bold]{escape(run.spec.model.target)}[/]  {shape}, {plan.n_microbatches} microbatches  "
-        f"[dim]{f'batch {escape(batch)}, ' if batch else ''}{run.engine}, {escape(run.environment.device_name)}[/]\n"
-    )
-    if run.timing is not None:
-        predicted = run.predicted
-        how = "wall time of the ranks, links included" if run.wall is not None else "measured actions, composed"
-        before = f", predicted {predicted.makespan_ms:.1f} ms" if predicted else ""
-        console.print(
-            f"  step [bold]{run.timing.makespan_ms:.1f} ms[/] [dim]{how}{before}[/]   "
-            f"bubble [bold]{percent(run.timing.bubble_fraction)}[/]"
-        )
-        stages = [", ".join(str(s.stage) for s in run.stages if s.rank == memory.rank) for memory in run.memory]
-        peaks = memory_chart(run.memory, predicted.memory if predicted else ()).rows()
-        console.print(table_of({"rank": row["rank"], "stages": of} | row for of, row in zip(stages, peaks)))
-        console.print(table_of(rank_table(run.timing, predicted)))
-        console.print("  [dim]peak: of forward and backward; the optimizer's state, counted, comes on top.[/]\n")
-    if joint is not None and (outcome := cap_outcome(run, joint)):
-        console.print(f"  [{'green' if within_cap(run, joint) else 'bold red'}]{escape(outcome)}[/]\n")
-    if run.gradients:
-        console.print(table_of(moved_rows(run)))
-    for note in run.notes:
-        console.print(f"  [dim]{escape(note)}[/]")
 
 
 def print_history(history: MemoryHistory) -> None:

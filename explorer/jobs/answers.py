@@ -6,23 +6,10 @@ They import engine and planners when they are called, and turn fields of a reque
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 
 from msgspec.structs import replace
 
-from explorer.jobs.protocol import (
-    Compare,
-    Describe,
-    DrawAutograd,
-    FindFit,
-    FindJointPlan,
-    FindPlans,
-    Measure,
-    MeasureRanks,
-    OpenRanks,
-    ProfileStages,
-    RunPipeline,
-)
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindFit, FindPlans, Measure, MeasureRanks
 from explorer.record.base import Record
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Report
@@ -104,27 +91,3 @@ def draw_autograd(request: DrawAutograd, report: Report) -> Record:
     from explorer.engine.bench import other_tools
 
     return other_tools.draw_autograd(request.spec, request.block, report)
-
-
-def run_pipeline(request: RunPipeline, report: Report) -> Record:
-    from explorer.engine.pipeline import run
-
-    return run.run_pipeline(request.spec, report, profile=request.profile)
-
-
-def open_ranks(request: OpenRanks, report: Report) -> Record:
-    from explorer.engine.pipeline.run import open_results
-
-    return open_results(request.spec, Path(request.folder), report)
-
-
-def profile_stages(request: ProfileStages, report: Report) -> Record:
-    from explorer.engine.pipeline.profile import profile_blocks
-
-    return profile_blocks(request.spec, request.groups, report, n_microbatches=request.n_microbatches)
-
-
-def find_joint_plan(request: FindJointPlan, report: Report) -> Record:
-    from explorer.plan.planners.joint import joint_plan
-
-    return joint_plan(request.profile, request.graph, request.wish, report)

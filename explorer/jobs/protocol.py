@@ -20,8 +20,7 @@ from explorer.record.failure import Failure
 from explorer.record.fit import Fit
 from explorer.record.graph import IN_TRAINING, AutogradPictures, Conditions, ModelGraph, ModelRef
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.pipeline import PipelineProfile, PipelineRun
-from explorer.record.plan import CapWish, Front, JointPlan, Progress, Wish
+from explorer.record.plan import Front, Progress, Wish
 from explorer.record.run import Device, RunSpec
 
 
@@ -85,44 +84,12 @@ class DrawAutograd(Record, tag=True):
     block: str
 
 
-class RunPipeline(Record, tag=True):
-    """-> PipelineRun: one step of `spec` under its plan, compared with the unsplit model."""
-
-    spec: RunSpec
-    profile: PipelineProfile | None = None
-    """Adds the prediction to the run."""
-
-
-class OpenRanks(Record, tag=True):
-    """-> PipelineRun: the results of torchrun's ranks in `folder`, compared with the unsplit model."""
-
-    spec: RunSpec
-    folder: str
-
-
-class ProfileStages(Record, tag=True):
-    """-> PipelineProfile: the cost of each of `groups` (plan.cuts.atoms), for predicting any plan."""
-
-    spec: RunSpec
-    groups: tuple[tuple[str, ...], ...]
-    n_microbatches: int = 8
-    """Costs are read on a microbatch of this share of the batch, and scaled from there."""
-
-
 class FindPlans(Record, tag=True):
     """-> Front: plans for a measured step: the plan for `wish`, or all plans of the front."""
 
     run: Measurement
     graph: ModelGraph
     wish: Wish = Wish()
-
-
-class FindJointPlan(Record, tag=True):
-    """-> JointPlan: cuts, microbatches and policy of a priced pipeline together."""
-
-    profile: PipelineProfile
-    graph: ModelGraph
-    wish: CapWish
 
 
 ROWS: dict[type[Record], RequestRow] = {
@@ -132,13 +99,7 @@ ROWS: dict[type[Record], RequestRow] = {
     Compare: RequestRow("compare", Comparison, ("explore",), "Running baseline and candidate"),
     FindFit: RequestRow("find_fit", Fit, ()),
     DrawAutograd: RequestRow("draw_autograd", AutogradPictures, ("explore",), "Drawing the autograd graph"),
-    RunPipeline: RequestRow(
-        "run_pipeline", PipelineRun, ("pipeline",), "Running the pipelined step and the unsplit ones"
-    ),
-    OpenRanks: RequestRow("open_ranks", PipelineRun, ()),
-    ProfileStages: RequestRow("profile_stages", PipelineProfile, ("pipeline",), "Measuring what each block costs"),
     FindPlans: RequestRow("find_plans", Front, ()),
-    FindJointPlan: RequestRow("find_joint_plan", JointPlan, ("pipeline",), "Planning below the cap"),
 }
 for part in slices.parts("jobs").values():
     ROWS |= part.ROWS

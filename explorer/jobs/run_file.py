@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta, Raw
 from msgspec.structs import replace
 
+from explorer import slices
 from explorer.errors import BadInput, NotSaved, UnreadableFile
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.bounded_file import read_file, read_start, unpack
@@ -29,7 +30,6 @@ from explorer.record.files import RUN_MAGIC as MAGIC
 from explorer.record.graph import RECORDED, ModelGraph, ModelRef
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.pipeline import PipelineRun
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from explorer.record.sound import unsound
@@ -37,10 +37,11 @@ from explorer.record.sound import unsound
 KINDS: dict[str, type[Record]] = {
     "measurement": Measurement,
     "comparison": Comparison,
-    "pipeline run": PipelineRun,
     "recorded ranks": RecordedRanks,
     "memory history": MemoryHistory,
 }
+for part in slices.parts("jobs").values():
+    KINDS |= part.KINDS
 """Kinds of record that the store keeps, by the name in the list of runs."""
 
 LATEST = 253_000_000_000.0
@@ -127,7 +128,7 @@ def with_graph(record: Record, graph: ModelGraph | None) -> Record:
     """`record` with the graph of its model, if records of its kind hold a graph."""
     if isinstance(record, Comparison):
         return replace(record, candidate=with_graph(record.candidate, graph))
-    return replace(record, graph=graph) if graph and isinstance(record, (Measurement, PipelineRun)) else record
+    return replace(record, graph=graph) if graph and is_kept(record) and hasattr(record, "graph") else record
 
 
 def write(stored: StoredRecord) -> bytes:

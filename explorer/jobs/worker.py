@@ -49,7 +49,7 @@ def needs_of(request: protocol.Request) -> tuple[str, ...]:
     match request:
         case protocol.FindPlans(wish=wish):
             return WARM[: 3 if wish.card else 1]
-        case protocol.Describe() | protocol.FindJointPlan() | protocol.Measure(with_graph=True):
+        case protocol.Describe() | protocol.Measure(with_graph=True):
             return WARM[:1]
         case protocol.Measure() | protocol.Compare():
             return WARM[:3]

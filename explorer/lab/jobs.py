@@ -21,6 +21,8 @@ class RunLab(Record, tag=True):
 
 
 ROWS = {RunLab: RequestRow("run_lab", LabOutcome, ("lab",), "Running", module=__name__)}
+KINDS: dict[str, type[Record]] = {}
+"""Kinds of record that the store keeps: none."""
 WARM = ("explorer.lab.engine.run",)
 """Modules that the server of jobs imports while it is idle."""
 

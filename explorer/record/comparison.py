@@ -219,8 +219,7 @@ class Comparison(Record):
     carried: tuple[StateDiff, ...] = ()
     """Differences in all other state of the model, after the first and after the last step."""
     trains_in_backward: bool = False
-    """Trained parameters moved before the optimizer's step: an optimizer runs inside backward, and may leave no
-    gradient behind."""
+    """Trained parameters moved before the optimizer's step: an optimizer inside backward, perhaps without gradients."""
     n_carried: Count = 0
     """Number of values compared for `carried`: buffers, attributes, values in hooks and classes."""
     without_tf32: tuple[str, ...] = ()
@@ -230,7 +229,8 @@ class Comparison(Record):
     hidden_state: tuple[str, ...] = ()
     """Units that change a later step if they are recomputed more often, by state that `carried` does not name."""
     n_probes: int = 0
-    """Recomputes of each unit for `hidden_state`; 0: not probed."""
+    """Recomputes of each unit for `hidden_state`, but for `n_probed_twice`; 0: not probed."""
+    n_probed_twice: int = 0
     not_probed_because: str = ""
     not_walked: tuple[str, ...] = ()
     """Attributes with more objects than the limit of the comparison."""
@@ -282,7 +282,7 @@ class Comparison(Record):
         if self.failure or self.reproducible is False or not self.gradients:
             return "not comparable"
         trained = {diff.verdict for diff in self.of_training}
-        if all(diff.presence == "neither" for diff in self.gradients) and not self.trains_in_backward:
+        if not self.n_gradients and not self.trains_in_backward:
             return "not comparable"
         if "different" in trained:
             return "different"

@@ -14,7 +14,6 @@ from explorer.record.base import Record
 from explorer.record.card import CardMemory
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy, outermost
-from explorer.record.run import PipelinePlan
 
 
 class Forecast(Record):
@@ -186,30 +185,6 @@ class Front(Record):
     """Why no plan meets the budget that was wished for; the plan is then that of the least peak."""
     step: Measurement | None = None
     """The step under the plan for a card, predicted; None: the wish was no card."""
-
-
-class CapWish(Record):
-    """A pipeline that keeps every rank below a cap: what is fixed, and what may be chosen."""
-
-    asked: PipelinePlan
-    """The number of stages, ranks, schedule and switches; the blocks of its stages say nothing."""
-    cap_bytes: int
-    n_microbatches: int | None = None
-    """The number of microbatches; None: the best number."""
-
-
-class JointPlan(Record):
-    """Cuts, microbatches and policy of a pipeline chosen together, so that every rank stays below a cap."""
-
-    plan: PipelinePlan
-    policy: Policy
-    cap_bytes: int
-    makespan_ms: float
-    """Step time in milliseconds; all figures of the record are predicted."""
-    rank_bytes: tuple[int, ...]
-    """Bytes on the device of each rank: its peak and the state of the optimizer."""
-    n_judged: int
-    """Number of plans whose step was simulated."""
 
 
 class Missed(Record):

@@ -136,3 +136,13 @@ class RunSpec(Conditions, kw_only=True):
         """`holds_output`, or the default: on a GPU, predicted or measured, because most loops hold it."""
         on_gpu = self.card is not None or self.device == "cuda"
         return on_gpu if self.holds_output is None else self.holds_output
+
+
+class RunOfSlice(Record):
+    """A run of a kind that a slice adds. The slice prints it and writes its report."""
+
+    spec: RunSpec
+
+    def headlines(self) -> dict[str, object]:
+        """The derived figures that `--json` prints beside the record."""
+        return {}

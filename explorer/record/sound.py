@@ -6,17 +6,17 @@ exist, blocks that a graph has. A record without a fault can be drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 
+from explorer import slices
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import Column, Record
 from explorer.record.comparison import Comparison
 from explorer.record.graph import INPUT, ModelGraph
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.pipeline import PipelineRun, PlayedSchedule, RankMemory
 
-_MOST_BYTES = 2**62
+MOST_BYTES = 2**62
 
 
 def unsound(record: Record) -> str:
@@ -41,12 +41,12 @@ def _unsound(record: Record) -> Iterator[str]:
             yield f"{len(record.runs)} timelines of {len(record.devices)} devices"
         for device, run in zip(record.devices, record.runs):
             yield from (f"{device.label}: {fault}" for fault in _unsound(run))
-    if isinstance(record, PipelineRun):
-        yield from _pipelined(record)
     if isinstance(record, Measurement) and record.allocations is not None:
         yield from _faults(record)
-    if isinstance(record, (Measurement, PipelineRun)) and record.graph is not None:
-        yield from _graph(record.graph)
+    for part in slices.parts("record.sound").values():
+        yield from part.faults(record)
+    if isinstance(graph := getattr(record, "graph", None), ModelGraph):
+        yield from _graph(graph)
 
 
 def _graph(graph: ModelGraph) -> Iterator[str]:
@@ -68,39 +68,6 @@ def _graph(graph: ModelGraph) -> Iterator[str]:
             yield f"graph: {what} {name} is not there"
 
 
-def _pipelined(run: PipelineRun) -> Iterator[str]:
-    played = {"as if alone": run.composed, "as read": run.wall, "as predicted": run.predicted}
-    for name, schedule in played.items():
-        if schedule is not None:
-            yield from (f"{name}: {fault}" for fault in _played(schedule))
-    yield from _memory(run.memory, len(run.rows))
-
-
-def _played(schedule: PlayedSchedule) -> Iterator[str]:
-    n_ranks = len(schedule.ranks)
-    if not n_ranks or [use.rank for use in schedule.ranks] != list(range(n_ranks)):
-        yield f"ranks {[use.rank for use in schedule.ranks][:9]}"
-    if any(action.rank >= n_ranks or action.end_ms < action.start_ms for action in schedule.actions):
-        yield f"an action beyond {n_ranks} ranks, or that ends before it starts"
-    yield from _memory(schedule.memory, n_ranks)
-
-
-def _memory(memory: Sequence[RankMemory], n_ranks: int) -> Iterator[str]:
-    if len({rank.rank for rank in memory}) < len(memory) or any(rank.rank >= n_ranks for rank in memory):
-        yield f"memory of ranks {[rank.rank for rank in memory][:9]} of {n_ranks}"
-    for rank in memory:
-        columns = {
-            "time_ns": (rank.time_ns, 0, _MOST_BYTES),
-            "held_bytes": (rank.held_bytes, 0, _MOST_BYTES),
-            "action": (rank.action, -1, len(rank.actions) - 1),
-        }
-        for name, (column, least, most) in columns.items():
-            if fault := _misfit(column, len(rank.time_ns), most, least):
-                yield f"rank {rank.rank}: {name} {fault}"
-        if any(later < time for time, later in zip(rank.time_ns, rank.time_ns[1:])):
-            yield f"rank {rank.rank}: time_ns does not ascend"
-
-
 def _faults(run: Measurement) -> Iterator[str]:
     log = run.allocations
     assert log is not None
@@ -116,7 +83,7 @@ def _faults(run: Measurement) -> Iterator[str]:
 def _columns(log: Allocations) -> Iterator[str]:
     n_rows, end = len(log.born), log.n_ticks + 1
     columns = {
-        "n_bytes": (log.n_bytes, n_rows, _MOST_BYTES),
+        "n_bytes": (log.n_bytes, n_rows, MOST_BYTES),
         "born": (log.born, n_rows, log.n_ticks),
         "died": (log.died, n_rows, end),
         "role": (log.role, n_rows, len(ROLES) - 1),
@@ -135,17 +102,18 @@ def _columns(log: Allocations) -> Iterator[str]:
         "calls.entries": (log.calls.entries, sum(log.calls.n_inputs) + sum(log.calls.n_outputs), n_rows - 1),
     }
     for name, (column, length, most) in columns.items():
-        if fault := _misfit(column, length, most):
+        if fault := misfit(column, length, most):
             yield f"{name} {fault}"
     if len(log.time_ns) not in (0, end):
         yield f"time_ns has {len(log.time_ns)} entries for {end} ticks"
-    if sum(log.n_bytes) > _MOST_BYTES:
+    if sum(log.n_bytes) > MOST_BYTES:
         yield f"{sum(log.n_bytes)} bytes in all"
     if any(born > died for born, died in zip(log.born, log.died)):
         yield "an allocation dies before it is born"
 
 
-def _misfit(column: Column, length: int, most: int, least: int = 0) -> str:
+def misfit(column: Column, length: int, most: int, least: int = 0) -> str:
+    """What is wrong with the length of a column or with its values; empty: nothing."""
     if len(column) != length:
         return f"has {len(column)} entries instead of {length}"
     fits = not column or least <= min(column) <= max(column) <= most

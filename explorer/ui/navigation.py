@@ -11,7 +11,6 @@ import streamlit as st
 
 from explorer import slices
 from explorer.ui.explore import page as explore
-from explorer.ui.pipeline import page as pipeline
 from explorer.ui.runs import page as runs
 from explorer.ui.session import backend, window
 from explorer.ui.session.values import GO_TO, mend_reruns
@@ -43,10 +42,9 @@ def main() -> None:
         "explore": st.Page(
             explore.page, title="Explore", icon=":material/account_tree:", url_path="explore", default=True
         ),
-        "pipeline": st.Page(pipeline.page, title="Pipeline", icon=":material/view_timeline:", url_path="pipeline"),
         **{
             name: st.Page(part.page, title=part.TITLE, icon=part.ICON, url_path=name)
-            for name, part in PAGES_OF_SLICES.items()
+            for name, part in sorted(PAGES_OF_SLICES.items(), key=lambda item: item[1].PLACE)
         },
         "runs": st.Page(runs.page, title="Runs", icon=":material/database:", url_path="runs"),
     }

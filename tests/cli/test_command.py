@@ -17,15 +17,17 @@ from explorer.cli import command as cli_verb
 from explorer.cli import verbs
 from explorer.cli.main import app, listed_verbs
 from explorer.cli.options import ModelOptions
-from explorer.cli.report import document, print_pipeline, print_record
+from explorer.cli.report import document, print_record
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
+from explorer.pipeline.cli.report import print_pipeline
+from explorer.pipeline.record.step import JointPlan
 from explorer.plan.policy.presets import PRESETS
 from explorer.record import Policy, RunSpec
 from explorer.record.base import limits
-from explorer.record.plan import JointPlan
-from tests import graphs, pipelines
+from tests import graphs
 from tests.cli.asked import read, run, wrong
+from tests.pipeline import pipelines
 from tests.view.builders import compared, measured
 
 

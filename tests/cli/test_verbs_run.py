@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from explorer.cli.verbs import grade as verb
+from explorer.cli.verbs import compare as verb
 from explorer.cli.verbs import report as report_verb
 from explorer.cli.verbs import run as run_verb
 from explorer.cli.verbs import show as show_verb
 from explorer.jobs import run_file
 from explorer.jobs.client import Worker
 from explorer.jobs.store import Store
+from explorer.pipeline.record.step import PipelineRun
 from explorer.plan.challenges import CHALLENGES, Challenge
 from explorer.plan.policy import file as policy_file
 from explorer.plan.predict.not_predicted import not_predicted
@@ -29,7 +30,6 @@ from explorer.plan.why.caveats import why_not_predicted
 from explorer.record import ROLES, Comparison, Measurement, ModelGraph, ModelRef, Policy, Unit
 from explorer.record.base import from_msgpack, from_plain
 from explorer.record.files import PolicyFile
-from explorer.record.pipeline import PipelineRun
 from explorer.record.plan import Forecast
 from tests.cli.asked import as_record, read, run
 

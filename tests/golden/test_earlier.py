@@ -16,10 +16,10 @@ import pytest
 from explorer.cli.report import document
 from explorer.jobs.run_file import KINDS, read
 from explorer.jobs.store import Store
+from explorer.pipeline.record.step import PipelineRun
 from explorer.plan.policy import file as policy_file
 from explorer.record import Comparison, Measurement
 from explorer.record.base import from_msgpack, to_json
-from explorer.record.pipeline import PipelineRun
 
 EARLIER = Path(__file__).with_name("earlier")
 

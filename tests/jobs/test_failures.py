@@ -11,8 +11,9 @@ import torch
 
 from explorer.engine.device.memory_limit import failure_in_step
 from explorer.errors import ModelFailed, OutOfMemory
-from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure, ProfileStages, Request, RunPipeline
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure, Request
 from explorer.jobs.worker import answer
+from explorer.pipeline.jobs import ProfileStages, RunPipeline
 from explorer.record import Comparison, ModelRef, PipelinePlan, Policy, Record, RunSpec
 from explorer.record.failure import Failure, failure_of
 from explorer.record.plan import silent

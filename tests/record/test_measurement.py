@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from explorer.errors import BadInput
+from explorer.pipeline.record.step import ActionTime, GradientShares, PipelineRun, PlayedSchedule, RankMemory, RankUse
 from explorer.record import Failure, GradientDiff, ModelRef, Policy, RunSpec
 from explorer.record.allocations import ROLES, Allocations, Ledger, LedgerCell, PhaseSpan
 from explorer.record.base import column
 from explorer.record.measurement import MeasuredBlock, Measurement, RecordedRanks, Samples, ratio_with_spread
-from explorer.record.pipeline import ActionTime, GradientShares, PipelineRun, PlayedSchedule, RankMemory, RankUse
 from explorer.record.plan import AutoPlan, Certificate, Plan, Price
 from tests.graphs import alive_at
 from tests.view.builders import HOST, MIB, Chain, measured

@@ -15,9 +15,7 @@ from explorer.plan.catalogue import Sample
 from explorer.ui.session import backend
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import at_address, select, settle, start_only
-from tests.ui.pipeline_driver import SCRIPT as PIPELINE
-from tests.ui.pipeline_driver import Open, PipelineWorker, settled
+from tests.ui.page_driver import select, settle, start_only
 
 RUNS = """
 import streamlit as st
@@ -83,23 +81,3 @@ def runs_page(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> Callable[.
         return select(at, *selected)
 
     return start
-
-
-@pytest.fixture
-def pipeline_worker() -> PipelineWorker:
-    return PipelineWorker()
-
-
-@pytest.fixture
-def visit(pipeline_worker: PipelineWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """A visit to the Pipeline page."""
-    st.cache_resource.clear()
-    monkeypatch.setattr(backend, "worker", lambda: pipeline_worker)
-    monkeypatch.setattr(backend, "samples", lambda: SAMPLES)
-
-    def start(*, waiting: bool = False, **query: str) -> AppTest:
-        at = at_address(AppTest.from_string(PIPELINE, default_timeout=60), query)
-        return at.run().run() if waiting else settled(at.run())
-
-    yield start
-    st.cache_resource.clear()

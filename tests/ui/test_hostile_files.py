@@ -45,8 +45,8 @@ def at_page(app: Callable[..., AppTest], worker: FakeWorker) -> Callable[..., Ap
     """Visits a page of the app; it does not end in a traceback, and asks for offered models alone."""
 
     def visit(page: str, opens: str = "", policy: bytes = b"", **query: str) -> AppTest:
-        module = "explorer.lab.ui import page" if page == "lab" else f"explorer.ui.{page} import page"
-        script = f"from {module}\npage.page()\n"
+        ring = f"{page}.ui" if page in ("lab", "pipeline") else f"ui.{page}"
+        script = f"from explorer.{ring} import page\npage.page()\n"
         at = at_address(AppTest.from_string(script, default_timeout=60), query)
         at.session_state["pages"] = {name: name for name in PAGES}
         if opens:

@@ -21,10 +21,10 @@ from explorer.record.run import PipelinePlan, Ranks
 from explorer.ui.session import address, backend
 from explorer.ui.session.repository import runs
 from tests import graphs
+from tests.pipeline.driver import PipelineWorker
 from tests.ui.conftest import SAMPLES
 from tests.ui.fake_worker import FakeJob, FakeWorker
 from tests.ui.page_driver import WINDOW, component_data, texts
-from tests.ui.pipeline_driver import PipelineWorker
 
 GRAPH = graphs.gpt(6)
 MODEL = ModelRef(target="sample_models/gpt.py", size="small")
@@ -56,7 +56,7 @@ LINKS: dict[str, dict[str, str]] = {
 }
 PAGES = {
     "explore": "from explorer.ui.explore import page\npage.page()\n",
-    "pipeline": "from explorer.ui.pipeline import page\npage.page()\n",
+    "pipeline": "from explorer.pipeline.ui import page\npage.page()\n",
 }
 FAILED = Failure(kind="crash", sentence="The worker is gone.", hint="Run it again.")
 

@@ -10,13 +10,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from explorer.pipeline.record.step import PipelineRun
 from explorer.plan.card.opened import open_history
 from explorer.record import Failure, Measurement, Policy, RunSpec
 from explorer.record.measurement import RecordedRanks
-from explorer.record.pipeline import PipelineRun
 from explorer.view.report.html import plotly_js
 from explorer.view.report.report import Reported, ReportOf, report_text
-from tests import graphs, pipelines
+from tests import graphs
+from tests.pipeline import pipelines
 from tests.plan.card.histories import framed_document
 from tests.view.builders import MIB, Chain, measured
 

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from explorer.pipeline.view.gantt import gantt
+from explorer.pipeline.view.results import bands_chart, calls_chart, memory_chart, truth_chart
 from explorer.plan.memory.ledger import held, held_by_role, ledger
 from explorer.plan.names import is_within
 from explorer.plan.predict.forecaster import prices, prices_of_keeping
@@ -29,9 +31,8 @@ from explorer.view.drawing.figure import Chart, literal, written
 from explorer.view.memory.blocks import ledger_chart, saved_bytes_chart
 from explorer.view.memory.stacked import roles
 from explorer.view.memory.timeline import timeline
-from explorer.view.pipeline.gantt import gantt
-from explorer.view.pipeline.results import bands_chart, calls_chart, memory_chart, truth_chart
-from tests import graphs, pipelines
+from tests import graphs
+from tests.pipeline import pipelines
 from tests.view.builders import compared
 from tests.view.test_compare import MARKS
 

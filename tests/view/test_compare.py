@@ -361,6 +361,8 @@ def test_what_the_verdict_leaves_out_is_said() -> None:
     probed = msgspec.structs.replace(compared(), n_probes=5)
     assert scope_sentence(probed).startswith("Each block ran 5 more times before the step, in search of hidden state.")
     assert "--probe N" in scope_sentence(probed), "what lies beyond, and what looks further"
+    twice = scope_sentence(msgspec.structs.replace(probed, n_probed_twice=11))
+    assert twice.startswith("11 of the blocks can remember nothing and equal another: they ran twice more. Each other ")
 
 
 def test_what_differs_comes_first() -> None:

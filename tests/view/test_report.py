@@ -17,11 +17,14 @@ from msgspec.structs import replace
 
 from explorer.errors import UnreadableFile
 from explorer.jobs import run_file
+from explorer.pipeline.record.step import PipelineRun
+from explorer.pipeline.view.gantt import gantt, link_table, rank_table
+from explorer.pipeline.view.headline import figures
+from explorer.pipeline.view.results import memory_chart
 from explorer.plan.card.opened import open_history
 from explorer.plan.memory.ledger import ledger
 from explorer.record import Comparison, Failure, Measurement, RunSpec
 from explorer.record.base import Record, from_msgpack, from_plain
-from explorer.record.pipeline import PipelineRun
 from explorer.ui.runs.table import stored_peak, stored_time
 from explorer.view.compare.cost import time_answer
 from explorer.view.compare.gradients import gradient_chart, mask_table, rng_table, seal, state_change_table
@@ -32,9 +35,6 @@ from explorer.view.graph.labels import Facts, distances_by_block, labels
 from explorer.view.memory.blocks import ledger_chart, operators_chart
 from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import timeline
-from explorer.view.pipeline.gantt import gantt, link_table, rank_table
-from explorer.view.pipeline.headline import figures
-from explorer.view.pipeline.results import memory_chart
 from explorer.view.report.explorable import Exhibit, index_text
 from explorer.view.report.html import document, picture, plotly_js
 from explorer.view.report.report import ReportOf, environment, failure_boxes, report_text

@@ -8,23 +8,24 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from explorer.plan.pipeline.schedules import SCHEDULES
+from explorer.pipeline.plan.schedules import SCHEDULES
+from explorer.pipeline.record.step import JointPlan, RankMemory
+from explorer.pipeline.view import text as words
+from explorer.pipeline.view.text import cap_outcome, plan_sentence, within_cap
 from explorer.plan.policy.file import evidence_of
 from explorer.plan.why.peak import explain
 from explorer.record import KEEP_ALL, Comparison, Failure, Measurement, ModelRef, Policy, RunSpec
-from explorer.record.pipeline import RankMemory
-from explorer.record.plan import Certificate, Forecast, JointPlan, Plan
+from explorer.record.plan import Certificate, Forecast, Plan
 from explorer.record.policy import Unit
 from explorer.ui.runs.table import stored_time
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.units import MIB
 from explorer.view.memory.timeline import timeline
-from explorer.view.text import pipeline as words
-from explorer.view.text.pipeline import cap_outcome, plan_sentence, within_cap
 from explorer.view.text.plan import certificate, expected, in_words
 from explorer.view.text.runs import conditions, figures_of, peak_and_end, stored_flops, what_failed, who_failed
-from tests import graphs, pipelines
+from tests import graphs
 from tests.graphs import GRAPH
+from tests.pipeline import pipelines
 from tests.view.builders import Book, Chain, compared, measured, on_cuda
 
 

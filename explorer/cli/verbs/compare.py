@@ -1,4 +1,4 @@
-"""`python -m explorer compare MODEL --policy P`: the step with and without a policy."""
+"""`python -m explorer compare MODEL --policy P`: the step with and without a policy; `grade` marks a policy by it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from explorer.cli.command import (
     EQUAL,
     STATE_MOVED,
     Output,
+    RunFailed,
     answer_console,
     errors_to_stderr,
     print_json,
+    table_of,
     verb,
 )
 from explorer.cli.options import (
@@ -33,9 +35,10 @@ from explorer.cli.options import (
 )
 from explorer.cli.report import answer_forecast, document, print_record
 from explorer.cli.worker import ask, check_writable, finish, print_or_write, run_of, worker
-from explorer.errors import BadInput
+from explorer.errors import BadInput, nearest
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Compare, Measure
+from explorer.plan.challenges import CHALLENGES, marks
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.plan.why.peak import explain
@@ -132,3 +135,41 @@ def _predicted(engine: Worker, baseline: RunSpec, candidate: RunSpec) -> Compari
     """Both steps played without data: memory and FLOPs, and no gradients."""
     runs = [run_of(engine, Measure(spec=spec, without_data=True)) for spec in (baseline, candidate)]
     return Comparison(baseline=runs[0], candidate=runs[1])
+
+
+ChallengeName = Annotated[str | None, typer.Argument(metavar="[CHALLENGE]", help="Without it they are listed.")]
+_SIGNS = {True: "[green]met[/]     ", False: "[bold red]not met[/] ", None: "[yellow]unknown[/] "}
+
+
+@verb
+def grade(output: Output, name: ChallengeName = None, policy: PolicyName = "keep-all") -> None:
+    """Challenges: a model, a peak and a price. Marks a policy by a real run. Exit 0: solved; 1: not solved."""
+    if name is None:
+        if output.json:
+            print_json(tuple(CHALLENGES.values()))
+        else:
+            rows = ({"challenge": challenge.name, "task": challenge.task} for challenge in CHALLENGES.values())
+            answer_console().print(table_of(rows))
+        return
+    if name not in CHALLENGES:
+        names = f"There are {', '.join(CHALLENGES)}."
+        raise BadInput(f"There is no challenge {name}.", hint=nearest(name, CHALLENGES) or names)
+    challenge = CHALLENGES[name]
+    with worker() as engine:
+        graph = describe(engine, challenge.baseline)
+        candidate = replace(challenge.baseline, policy=file_on(policy, graph).policy)
+        run = ask(engine, Compare(baseline=challenge.baseline, candidate=candidate), keep=True)
+    if run.failure is not None:
+        raise RunFailed(run.failure)
+    marked = marks(challenge, run)
+    solved = all(mark.met for mark in marked)
+    if output.json:
+        print_json({"challenge": challenge, "solved": solved, "marks": marked})
+    else:
+        console = answer_console()
+        console.print(f"\n{escape(challenge.task)}\n")
+        for mark in marked:
+            console.print(f"  {_SIGNS[mark.met]} {escape(mark.asked)}: {escape(mark.found)}")
+        console.print("\n  [bold green]Solved.[/]\n" if solved else f"\n  Not solved yet. {escape(challenge.hint)}\n")
+    if not solved:
+        raise typer.Exit(DIFFERENT)

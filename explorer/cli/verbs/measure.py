@@ -9,7 +9,8 @@ from typing import Annotated
 from msgspec.structs import replace
 from rich.markup import escape
 
-from explorer.cli.command import Output, RunFailed, answer_console, print_json, say, table_of, verb
+from explorer import slices
+from explorer.cli.command import Output, RunFailed, say, verb
 from explorer.cli.options import (
     KeepOptions,
     Model,
@@ -27,18 +28,12 @@ from explorer.cli.report import answer_forecast, answer_step
 from explorer.cli.verbs.report import answer_run
 from explorer.cli.worker import ask, check_writable, finish, worker
 from explorer.errors import BadInput
-from explorer.jobs.protocol import Measure, MeasureRanks, ProfileStages
+from explorer.jobs.protocol import Measure, MeasureRanks
 from explorer.jobs.run_file import with_graph
-from explorer.plan.pipeline.cuts import atoms, split_at_borders
-from explorer.plan.pipeline.schedules import USUAL
-from explorer.plan.pipeline.stage_costs import predict
 from explorer.plan.predict.baseline import keep_all_from
-from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.run import PipelinePlan, RunSpec
-from explorer.view.drawing.units import count
-from explorer.view.pipeline.results import memory_chart
 from explorer.view.text.runs import did_not_fit
 
 
@@ -74,7 +69,8 @@ def measure(
         n_ranks = step.n_ranks or extra.n_stages
         _check_pipeline(extra, step, keep, n_ranks)
         spec = dataclasses.replace(step, n_ranks=None).spec(model)
-        _answer_pipeline(spec, policy, (extra.n_stages, n_ranks // extra.n_stages), output)
+        shape = extra.n_stages, n_ranks // extra.n_stages
+        slices.part("pipeline", "cli.pipeline").answer_predicted(spec, policy, shape, output)
         return
     check_writable(keep.save)
     if (recorded := recorded_step(model)) is not None:
@@ -148,25 +144,6 @@ def _check_pipeline(extra: MeasureOptions, step: RankStepOptions, keep: KeepOpti
     assert extra.n_stages is not None
     if n_ranks % extra.n_stages:
         raise BadInput(f"{n_ranks} ranks are not whole pipelines of {extra.n_stages} stages.", hint="Change --ranks.")
-
-
-def _answer_pipeline(spec: RunSpec, policy: str, shape: tuple[int, int], output: Output) -> None:
-    """The predicted peak of every rank of a pipeline; `shape`: stages, and copies of the pipeline."""
-    from explorer.cli.verbs.pipeline import PlanOptions, plan_of
-
-    n_stages, n_copies = shape
-    with worker() as engine:
-        graph = describe(engine, spec)
-        spec = replace(spec, policy=file_on(policy, graph).policy)
-        profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=USUAL.n_microbatches))
-    plan = plan_of(PlanOptions(stages=n_stages, cuts="by-parameters"), graph, spec.policy, profile, default=None)
-    memory = predict(profile, plan, split_at_borders(spec.policy, plan.stages)).memory
-    if output.json:
-        ranks = [{"rank": rank.rank, "peak_bytes": rank.device_bytes} for rank in memory]
-        print_json({"plan": to_plain(plan), "n_copies": n_copies, "ranks": ranks})
-    else:
-        answer_console().print(table_of(memory_chart(memory).rows()))
-        say(f"{count(n_copies, 'copy', 'copies')}; the optimizer's state comes on top of the peaks.")
 
 
 def _say_what_did_not_fit(measured: Measurement, graph: ModelGraph | None) -> None:

@@ -16,15 +16,7 @@ from rich.markup import escape
 from explorer import slices
 from explorer.cli.command import Output, answer_console, print_json, say, table_of, verb
 from explorer.cli.options import describe
-from explorer.cli.report import (
-    document,
-    print_history,
-    print_lines,
-    print_pipeline,
-    print_ranks,
-    print_record,
-    with_plans,
-)
+from explorer.cli.report import document, print_history, print_lines, print_ranks, print_record, with_plans
 from explorer.cli.worker import ask, check_writable, make_folder, print_or_write, worker
 from explorer.jobs import run_file
 from explorer.jobs.client import Worker
@@ -40,7 +32,6 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelRef
 from explorer.record.history import MemoryHistory
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.pipeline import PipelineRun
 from explorer.record.run import RunSpec
 from explorer.view.report.explorable import Exhibit, index_text
 from explorer.view.report.html import PLOTLY_FILE, plotly_js
@@ -82,18 +73,19 @@ def answer_run(run: Reported, name: str, output: Output) -> None:
 
 
 def print_run(run: Reported, name: str) -> None:
-    """To stdout: the lines of a step, the tables of a comparison, of a pipeline or of a snapshot."""
+    """To stdout: the lines of a step, the tables of other runs."""
     if isinstance(run, Measurement):
         is_stored_model = not Path(name).exists() and not run.spec.model.is_recorded
         print_lines(summary_lines(summarize(run, name=run.spec.model.target if is_stored_model else name)))
     elif isinstance(run, Comparison):
         print_record(run)
-    elif isinstance(run, PipelineRun):
-        print_pipeline(run)
     elif isinstance(run, RecordedRanks):
         print_ranks(run)
-    else:
+    elif isinstance(run, MemoryHistory):
         print_history(run)
+    for part in slices.parts("cli.report").values():
+        if type(run) in part.PRINTERS:
+            part.PRINTERS[type(run)](run)
 
 
 def document_of(run: Reported) -> dict[str, object]:

@@ -9,8 +9,9 @@ iterator. Halving finds the unit. Every other input is the unit's own, scaled: a
 does not move if a unit repeats equal inputs. Both sides may agree because an effect of a third call has begun on both.
 The unit's own inputs are then repeated, and the other side recomputes nothing.
 An effect may pass (every eighth call): the steps are equal and two recomputes are not. Real steps of baseline and
-candidate then decide. Nothing is put back but tensors of the model, generators and batch: state that state_diff.py
-reads, and that the recomputes move, explains a finding.
+candidate then decide. Of equal units that can remember nothing (equal_units.py) one runs in full and the others twice.
+Nothing is put back but tensors of the model, generators and batch: state that state_diff.py reads, and that the
+recomputes move, explains a finding.
 
 A recompute here runs where a recompute of torch runs: inside a backward, below torch.utils.checkpoint. Code that guards
 itself against a recompute is then not accused. It reaches what the policy's recompute reaches: gradients are on and the
@@ -33,7 +34,13 @@ from torch import Tensor, nn
 from explorer.engine.bench.step import Trainee, autocast, forward_backward, prepare
 from explorer.engine.compare.diffs import fingerprint
 from explorer.engine.compare.programs import input_gradients
-from explorer.engine.compare.unit_calls import CheckpointStandIn, Inputs, inside_a_recompute, recompute_calls
+from explorer.engine.compare.unit_calls import (
+    CheckpointStandIn,
+    Inputs,
+    inside_a_recompute,
+    recompute_calls,
+    repeated_units,
+)
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.model.equal_models import copy_batch
 from explorer.engine.policy.apply import apply_policy
@@ -62,7 +69,9 @@ class ProbedStep:
     units: tuple[Fqns, ...] = ()
     """Units that were recomputed between the steps."""
     n_runs: int = 0
-    """Recomputes of each unit."""
+    """Recomputes of each unit, but for `n_twice`."""
+    n_twice: int = 0
+    """Units that ran twice, because they can remember nothing and equal one that ran more."""
     unlike: tuple[Fqns, ...] = ()
     """Units of which two recomputes made unequal tensors."""
     moved: tuple[str, ...] = ()
@@ -74,6 +83,7 @@ class ProbeResult:
     """Blocks that remember their recomputes."""
 
     n_probes: int = 0
+    n_probed_twice: int = 0
     hidden_state: tuple[str, ...] = ()
     not_probed_because: str = ""
     with_known_state: tuple[str, ...] = ()
@@ -85,6 +95,7 @@ class ProbeResult:
         return replace(
             comparison,
             n_probes=self.n_probes,
+            n_probed_twice=self.n_probed_twice,
             hidden_state=(*self.hidden_state, *unnamed),
             not_probed_because=self.not_probed_because,
         )
@@ -104,7 +115,7 @@ def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> ProbeResult:
     for unit in units:
         names[_holds_any(unit, probed.moved)].append(unit_name(unit))
     hidden, with_known_state = map(tuple, names)
-    return ProbeResult(probed.n_runs, hidden, with_known_state=with_known_state)
+    return ProbeResult(probed.n_runs, probed.n_twice, hidden, with_known_state=with_known_state)
 
 
 def _probed_units(candidate: RunSpec, call: Callable[..., ProbedStep]) -> tuple[ProbedStep, tuple[Fqns, ...]]:
@@ -196,25 +207,26 @@ def _judged() -> Iterator[None]:
 def _two_steps(trainee: Trainee, policy: Policy, chosen: tuple[Fqns, ...] | None, inputs: Inputs) -> ProbedStep:
     model, batch, rng = trainee.model, copy_batch((trainee.inputs, trainee.targets)), RngState.capture(trainee.model)
     contents_of = {storage: storage.clone() for t in (*model.parameters(), *model.buffers()) for storage in storages(t)}
-    stand_in = CheckpointStandIn(trainee)
+    stand_in, n_probes = CheckpointStandIn(trainee), trainee.spec.n_probes
     with stand_in.recording(), apply_policy(model, policy):
         first = _left(trainee, forward_backward(trainee, stand_in.on_phase))
     calls = [call for call in stand_in.calls if call.is_needed]
     before = _known_state(model)
     with autocast(trainee):
-        recompute = partial(recompute_calls, calls, trainee.spec.n_probes, chosen, inputs)
+        twice = repeated_units(calls) if chosen is None and n_probes > 2 else set[Fqns]()
+        recompute = partial(recompute_calls, calls, n_probes, chosen, inputs, twice)
         unlike = inside_a_recompute(recompute, trainee.device, use_reentrant=policy.use_reentrant)
     after = _known_state(model)
     moved = dict.fromkeys(key[0] for key in {**before, **after} if not same_state(before.get(key), after.get(key)))
     recomputed = tuple(dict.fromkeys(call.unit for call in calls))
-    n_runs = trainee.spec.n_probes if calls else 0
+    n_runs = n_probes if calls else 0
     del calls, stand_in, recompute
     for storage, content in contents_of.items():
         storage.copy_(content)
     rng.restore()
     trainee.inputs, trainee.targets = batch
     left = _left(trainee, forward_backward(trainee))
-    return ProbedStep(first, left, recomputed, n_runs, tuple(unlike), tuple(moved))
+    return ProbedStep(first, left, recomputed, n_runs, len(twice), tuple(unlike), tuple(moved))
 
 
 def _known_state(model: nn.Module) -> State:

@@ -5,7 +5,8 @@ probe.py says when and compares what the recomputes leave; this file runs them a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
 from explorer.engine.bench.step import Trainee
+from explorer.engine.compare.equal_units import signature
 from explorer.engine.model.equal_models import copy_batch
 from explorer.engine.policy import units
 from explorer.engine.policy.units import Recomputing, Wrap
@@ -172,13 +174,23 @@ def inside_a_recompute(work: Callable[[], Kind], device: torch.device, *, use_re
     return results[0]
 
 
+def repeated_units(calls: Sequence[UnitCall]) -> set[Fqns]:
+    """Units that can remember nothing and equal an earlier one: two runs of them say what more would say."""
+    signatures: dict[Fqns, tuple[Hashable, ...]] = defaultdict(tuple)
+    for call in calls:
+        signatures[call.unit] += (signature(call.modules, call.inputs),)
+    provable = {unit: shapes for unit, shapes in signatures.items() if None not in shapes}
+    first: dict[Hashable, Fqns] = {}
+    return {unit for unit, shapes in provable.items() if first.setdefault(shapes, unit) != unit}
+
+
 def recompute_calls(
-    calls: Sequence[UnitCall], n_runs: int, chosen: tuple[Fqns, ...] | None, inputs: Inputs
+    calls: Sequence[UnitCall], n_runs: int, chosen: tuple[Fqns, ...] | None, inputs: Inputs, twice: Collection[Fqns]
 ) -> dict[Fqns, None]:
     """Recomputes each call of the `chosen` units `n_runs` times, two times in turn on the same inputs.
 
-    Calls of other units run once on each input, or not at all if no input is perturbed. Returns the units with unequal
-    recomputes of equal inputs.
+    Calls of other units run once on each input, or not at all if no input is perturbed. Units in `twice` run two times.
+    Returns the units with unequal recomputes of equal inputs.
     """
     first: dict[tuple[UnitCall, int | None], list[int]] = {}
     unlike: dict[Fqns, None] = {}
@@ -186,6 +198,8 @@ def recompute_calls(
         i = n // 2
         number = i // 2 if inputs == "perturbed" and i % 2 else None
         for call in reversed(calls):
+            if n >= 2 and call.unit in twice:
+                continue
             is_chosen = chosen is None or call.unit in chosen
             if not is_chosen and (inputs == "equal" or n % 2):
                 continue

@@ -29,7 +29,7 @@ from explorer.ui.shared.elements import escape, frame, last_failure, small_text
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.view.text.tour import OFFER
 
-TITLE, ICON = "Lab", ":material/science:"
+TITLE, ICON, PLACE = "Lab", ":material/science:", 2
 CARD_WIDTH = 300
 ORIGINS = {
     "counted": "Counted exactly: operations, calls, tensors.",

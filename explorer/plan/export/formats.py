@@ -6,17 +6,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import yaml
 from msgspec.structs import replace
 
+from explorer import slices
 from explorer.errors import InvalidPolicy, nearest
 from explorer.plan.export.python_files import to_fsdp2, to_hugging_face
-from explorer.plan.export.target import Target
+from explorer.plan.export.target import ExportFormat, Target
 from explorer.plan.export.torch_file import to_torch
-from explorer.plan.export.torchrun import to_stages
 from explorer.plan.policy.block_names import is_pattern
 from explorer.record.files import Export, PolicyFile
 
@@ -42,24 +41,14 @@ def to_names(file: PolicyFile) -> Export:
     return NAMES.exported(file.policy, text, note=note)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportFormat:
-    """A target of `export --to NAME`."""
-
-    name: str
-    title: str
-    write: Callable[[PolicyFile], Export]
-    suffix: str = ".py"
-
-
 _ROWS = (
     ExportFormat(name="torch", title="torch alone", write=to_torch),
     ExportFormat(name="fsdp2", title="torch with FSDP2", write=to_fsdp2),
     ExportFormat(name="names", title="any program, as names and numbers", write=to_names, suffix=".yaml"),
-    ExportFormat(name="stages", title="stages, as lists of blocks", write=to_stages, suffix=".json"),
     ExportFormat(name="huggingface", title="Hugging Face transformers", write=to_hugging_face),
 )
-FORMATS = {row.name: row for row in _ROWS}
+_ROWS_OF_SLICES: list[ExportFormat] = [row for part in slices.parts("plan.export").values() for row in part.ROWS]
+FORMATS: dict[str, ExportFormat] = {row.name: row for row in (*_ROWS, *_ROWS_OF_SLICES)}
 
 
 def exported(file: PolicyFile, name: str) -> Export:

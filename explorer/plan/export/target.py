@@ -6,15 +6,14 @@ so is an engine that computes the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
-from explorer.errors import InvalidPlan
 from explorer.plan.names import some
 from explorer.record.files import Export, PolicyFile
 from explorer.record.policy import Policy, Unit
-from explorer.record.run import PipelinePlan
 
 CHECKPOINT_OPTIONS = ("preserve_rng_state", "use_reentrant", "determinism_check", "early_stop")
 """Keyword arguments of torch.utils.checkpoint.checkpoint; where no random numbers are drawn they change no gradient."""
@@ -75,11 +74,11 @@ class Target:
         return msgspec.structs.replace(policy, units=single, running_stats="every_forward", restore_rng=())
 
 
-def plan_in(file: PolicyFile) -> PipelinePlan:
-    """The pipeline plan of a policy file. Raises InvalidPlan where it has none."""
-    if file.pipeline is None:
-        raise InvalidPlan(
-            "The policy file holds no pipeline plan.",
-            hint="`python -m explorer pipeline MODEL --stages 4 --out FILE` writes one.",
-        )
-    return file.pipeline
+@dataclass(frozen=True, kw_only=True)
+class ExportFormat:
+    """A target of `export --to NAME`."""
+
+    name: str
+    title: str
+    write: Callable[[PolicyFile], Export]
+    suffix: str = ".py"

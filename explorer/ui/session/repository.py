@@ -18,6 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import streamlit as st
 from msgspec.structs import replace
 
+from explorer import slices
 from explorer.errors import ExplorerError
 from explorer.jobs import run_file
 from explorer.jobs.client import Job
@@ -29,7 +30,6 @@ from explorer.record.card import CardMemory
 from explorer.record.comparison import Comparison
 from explorer.record.graph import IN_TRAINING, Conditions, ModelGraph, ModelRef
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.plan import Forecast, Price
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import Device, RunSpec
@@ -102,7 +102,6 @@ class Runs:
         """Results of jobs and records of the store, by id. The store has what is no longer here."""
         self._graphs: Recent[ModelGraph] = Recent(24)
         self._predicted: Recent[Measurement | RecordedRanks | Comparison] = Recent(24)
-        self.profiles: Recent[PipelineProfile] = Recent(8)  # by the priced run
         self.fronts: Recent[Job] = Recent(32)
         """Jobs that look, or looked, for the plans of a measured step."""
         # Computed from a run, by the key of the run.
@@ -125,7 +124,6 @@ class Runs:
         """Keys of runs with the prices that a plan needs; a run of a comparison has none and does not replace one."""
         self._fitted: Recent[str] = Recent(N_REQUESTS)
         self._compared: Recent[str] = Recent(N_REQUESTS)
-        self.pipeline_runs: Recent[str] = Recent(N_REQUESTS)
         self._recorded: dict[str, str | None] = {}
         self._points: Recent[dict[Policy, tuple[str, Point]]] = Recent(N_REQUESTS)
         self._models_read: dict[str, object] = {}
@@ -351,7 +349,7 @@ PAGES = {
     "measurement": "explore",
     "comparison": "explore",
     "recorded ranks": "explore",
-    "pipeline run": "pipeline",
+    **{kind: name for name, part in slices.parts("jobs").items() for kind in part.KINDS},
 }
 """Which page shows which kind of run."""
 OPENED = "opened_run"
@@ -361,7 +359,7 @@ class OpenedRun(NamedTuple):
     """A run that its page shall show; nothing is measured again."""
 
     run_id: str
-    record: Measurement | Comparison | RecordedRanks | PipelineRun
+    record: Record
 
 
 def open_on_page(run: StoredRun) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 
+from explorer import slices
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import peak_caveats
@@ -21,9 +22,8 @@ from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph
 from explorer.record.history import DeviceHistory, MemoryHistory
 from explorer.record.measurement import Environment, Measurement, RecordedRanks
-from explorer.record.pipeline import PipelineRun
 from explorer.record.plan import Plan
-from explorer.record.run import RunSpec
+from explorer.record.run import RunOfSlice, RunSpec
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
 from explorer.view.compare.gradients import carried_table, diff_table, gradient_chart, scope_sentence, verdict_sentence
 from explorer.view.compare.headline import headlines
@@ -33,9 +33,6 @@ from explorer.view.memory.card import add_card, card_chart, cards_of
 from explorer.view.memory.ranks import rank_rows, ranks_at_peak, ranks_over_time, spread_of_ranks
 from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import alone, timeline
-from explorer.view.pipeline.gantt import gantt, link_table, rank_table
-from explorer.view.pipeline.headline import figures
-from explorer.view.pipeline.results import bands_chart, calls_chart, memory_chart, truth_chart, truth_table
 from explorer.view.report.explorable import Explorable, explorable, keep_all_run
 from explorer.view.report.html import anchor, box, card, document, drawn, folded, paragraph, picture, section, table
 from explorer.view.text.explore import Headline
@@ -50,7 +47,7 @@ from explorer.view.text.runs import (
     what_failed,
 )
 
-Reported = Comparison | Measurement | RecordedRanks | PipelineRun | MemoryHistory
+Reported = Comparison | Measurement | RecordedRanks | MemoryHistory | RunOfSlice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +76,7 @@ class ReportOf:
         """The graph in the run's record, else `graph`."""
         run = self.run.candidate if isinstance(self.run, Comparison) else self.run
         run = run.fullest if isinstance(run, RecordedRanks) else run
-        recorded = run.graph if isinstance(run, (Measurement, PipelineRun)) else None
+        recorded: ModelGraph | None = getattr(run, "graph", None)
         return recorded or self.graph
 
 
@@ -140,14 +137,15 @@ def environment(host: Environment | None, spec: RunSpec, run: Measurement | None
 def report_text(of: ReportOf) -> str:
     """Text of the HTML file: plotly.js (5 MB), and about 1 MB of figures for a small model."""
     match of.run:
-        case PipelineRun():
-            return pipeline_report(of, of.run)
         case RecordedRanks():
             return ranks_report(of, of.run)
         case MemoryHistory():
             return history_report(of, of.run)
-        case _:
+        case Comparison() | Measurement():
             return run_report(of, of.run)
+        case _:
+            reports = (part.REPORTS for part in slices.parts("view.report").values())
+            return str(next(kinds[type(of.run)] for kinds in reports if type(of.run) in kinds)(of, of.run))
 
 
 Run = Comparison | Measurement
@@ -190,7 +188,7 @@ def _head(of: ReportOf, run: Run, *, figures: bool) -> Iterator[str]:
     alone = "Forward alone, without gradients."
     if figures:
         yield paragraph(alone if shown.spec.forward_only else f"Policy: {in_words(shown.spec.policy)}.")
-        yield f'<div class="cards">{"".join(map(_card, headlines(run)))}</div>'
+        yield f'<div class="cards">{"".join(map(figure_card, headlines(run)))}</div>'
     if isinstance(run, Comparison) and not run.comparable:
         yield box([f"The {what_failed(run)}: nothing is bought, and nothing is proven."], "error")
     holders: tuple[Run, ...] = (run.baseline, run.candidate, run) if isinstance(run, Comparison) else (run,)
@@ -198,7 +196,8 @@ def _head(of: ReportOf, run: Run, *, figures: bool) -> Iterator[str]:
     yield paragraph(did_not_fit(shown, None), "warn")
 
 
-def _card(figure: Headline) -> str:
+def figure_card(figure: Headline) -> str:
+    """A headline figure as a card."""
     tone = "" if figure.tone == "neutral" else figure.tone
     return card(figure.label, figure.value, figure.tooltip, [(figure.delta, tone), (", ".join(figure.origin), "quiet")])
 
@@ -330,46 +329,3 @@ def _history(device: DeviceHistory, run: Measurement) -> Iterator[str]:
     yield table(refusal_rows(device)) if device.refused else ""
     yield table(alive_rows(run, "module"))
     yield table(alive_rows(run, "source line"))
-
-
-def pipeline_report(of: ReportOf, run: PipelineRun) -> str:
-    """The file's text."""
-    predicted = run.predicted.memory if run.predicted is not None else ()
-    memory = (bands_chart(run.memory), memory_chart(run.memory, predicted)) if run.memory else ()
-    parts = {
-        "Schedule": section("Schedule", _schedule(run)),
-        "Memory": section("Memory", map(drawn, memory)),
-        "Gradients": section("Gradients", _gradients(run)),
-        "Calls": section("Calls", [drawn(calls_chart(run))] if run.blocks else []),
-        "Hazards": section("Hazards", hazard_section(of)),
-        "Environment": section("Environment", environment(run.environment, run.spec)),
-    }
-    return page(of, _pipeline_head(of, run), parts)
-
-
-def _pipeline_head(of: ReportOf, run: PipelineRun) -> Iterator[str]:
-    yield circumstances(of, model_in_words(run.spec), run.environment)
-    plan = run.spec.plan
-    if plan is not None:
-        yield paragraph(f"Schedule: {plan.schedule_name}.")
-    yield paragraph(f"Policy: {in_words(run.spec.policy)}.")
-    yield f'<div class="cards">{"".join(map(_card, figures(run, None, plan, before=None)))}</div>'
-    yield from failure_boxes([run.failure])
-    yield from map(paragraph, run.notes)
-
-
-def _schedule(run: PipelineRun) -> Iterator[str]:
-    if run.timing is None:
-        return
-    yield drawn(gantt(run.timing, run.predicted))
-    yield table(rank_table(run.timing, run.predicted))
-    if run.wall is not None:
-        yield folded("waits for transfers", link_table(run.wall, run.stages))
-
-
-def _gradients(run: PipelineRun) -> Iterator[str]:
-    if not run.gradients:
-        return
-    yield drawn(truth_chart(run))
-    moved = [row for row in truth_table(run) if row["splitting"] != "0 (bitwise)"]
-    yield folded(f"moved by splitting: {count(len(moved), 'tensor')}", moved)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from explorer import slices
 from explorer.record.base import Record
 
 
@@ -18,7 +19,7 @@ class TourStep(Record):
 ON_GPT = "This step is about the small GPT."
 NOTHING_RAN = "Nothing ran, so there is nothing to compare yet. Press *Run*: the figures stand here when it ends."
 OFFER = "On a small GPT: see, guess, toggle, run, understand, take away a policy file."
-STEPS = (
+_ALL_STEPS = (
     TourStep(
         key="see",
         title="See",
@@ -79,7 +80,7 @@ STEPS = (
     ),
 )
 
-
+STEPS = tuple(step for step in _ALL_STEPS if step.key != "split" or "pipeline" in slices.names())
 _BY_KEY = {step.key: step for step in STEPS}
 STATIC_STEPS = (
     replace(_BY_KEY["see"], text=_BY_KEY["see"].text.replace("the orange area of the", "the grey line of the")),

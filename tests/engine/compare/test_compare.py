@@ -119,8 +119,8 @@ def test_one_planted_wrong_gradient_is_found_and_named(wrong: str, worst: str) -
 @pytest.mark.slow  # the process compiles
 def test_a_compiled_block_is_equal_in_every_bit() -> None:
     """Tracing leaves marks of torch's on the parameters."""
-    ref = ModelRef(f"{test_loaded.__file__}:compiled", arguments={"place": "block"})
-    candidate = RunSpec(ref, Policy.recompute(("0", "1")), n_repeats=0)
+    ref = ModelRef(target=f"{test_loaded.__file__}:compiled", arguments={"place": "block"})
+    candidate = RunSpec(model=ref, policy=Policy.recompute(("0", "1")), n_repeats=0)
     comparison = compare(msgspec.structs.replace(candidate, policy=KEEP_ALL), candidate)
     assert (comparison.verdict, comparison.hidden_state) == ("bitwise equal", ())
     assert comparison.n_probes and not comparison.not_probed_because
@@ -255,7 +255,7 @@ class TestWholeCompare:
     def test_specs_that_differ_in_more_than_policy_are_refused(self) -> None:
         baseline, candidate = pair("dropout")
         other = RunSpec(model=baseline.model, policy=candidate.policy, seed=7, mode="eval")
-        with pytest.raises(BadInput, match=r"seed: 0 and 7; mode: 'train' and 'eval'"):
+        with pytest.raises(BadInput, match=r"mode: 'train' and 'eval'; seed: 0 and 7"):
             compare(baseline, other)
 
     def test_cancelled_passes_through(self) -> None:

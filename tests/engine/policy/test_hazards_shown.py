@@ -13,15 +13,15 @@ import torch
 from explorer.engine.bench.step import forward_backward, prepare
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
-from explorer.engine.pipeline.run import run_pipeline
 from explorer.engine.policy.units import observe_recompute
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import InvalidPlan
+from explorer.pipeline.engine.run import run_pipeline
+from explorer.pipeline.record.step import PipelineRun
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.policy.presets import preset
 from explorer.record.comparison import Comparison
 from explorer.record.graph import Hazard, ModelGraph
-from explorer.record.pipeline import PipelineRun
 from explorer.record.policy import Policy, Unit
 from explorer.record.run import PipelinePlan, RunSpec
 from tests.engine import trap_nets

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from explorer.engine.model.describe import describe
-from explorer.engine.pipeline.run import run_pipeline
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
+from explorer.pipeline.engine.run import run_pipeline
 from explorer.record import Measurement, ModelRef, PipelinePlan, RunSpec
 from tests.gpu.kit import Bench
 

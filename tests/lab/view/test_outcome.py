@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from explorer.lab.cli.gallery import lesson_text
 from explorer.lab.plan import lessons
 from explorer.lab.record import LabChart, LabFigure, LabOutcome, LabRow, LabSeries
-from explorer.lab.view.gallery import lesson_text
 from explorer.lab.view.outcome import NO_RESULT, figure_text, lab_chart, lab_origins, lab_table
 from explorer.view.report.html import picture
 from tests.view.reports import figures_in

@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.errors import InvalidPlan
+from explorer.pipeline.plan.schedules import rows_of
 from explorer.plan.hazards.checkpoint_rules import Case, handed, handing_on
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.names import innermost
-from explorer.plan.pipeline.schedules import rows_of
 from explorer.record.graph import Block, CutPoint, ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import PipelinePlan, RunSpec
-from tests import graphs, pipelines
+from tests import graphs
+from tests.pipeline import pipelines
 
 MODEL = ModelRef(target="net.py")
 

@@ -266,7 +266,7 @@ def test_every_tab_is_drawn_and_nothing_runs(app: App, worker: FakeWorker, store
     for tab in ("Cost", "Gradients", "More"):
         assert "model is not here" in texts(open_tab(at, tab))
     split = AppTest.from_string(
-        "from explorer.ui.pipeline import page as pipeline\npipeline.page()\n", default_timeout=60
+        "from explorer.pipeline.ui import page as pipeline\npipeline.page()\n", default_timeout=60
     )
     split.session_state["draft"] = at.session_state["draft"]
     split.run()

@@ -17,7 +17,8 @@ from explorer.ui.explore.files import run_bytes
 from explorer.ui.runs.table import current, points_of, reorder
 from explorer.ui.session import address as link
 from explorer.ui.session import repository
-from tests import graphs, pipelines
+from tests import graphs
+from tests.pipeline import pipelines
 from tests.plan.card.histories import framed_document
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import ALL, SPEC, App, figures, saved, say, select, settle, texts

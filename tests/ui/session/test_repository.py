@@ -12,12 +12,12 @@ from streamlit.testing.v1 import AppTest
 from explorer.jobs import run_file
 from explorer.jobs.protocol import FindPlans, models_of
 from explorer.jobs.store import Store
+from explorer.pipeline.record.step import PipelineRun
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.record import Failure, Measurement, ModelRef, Policy, RunSpec
 from explorer.record.files import PolicyFile
 from explorer.record.measurement import Refused, Times
-from explorer.record.pipeline import PipelineRun
 from explorer.record.run import PipelinePlan
 from explorer.ui.session import backend, repository
 from explorer.ui.session.repository import OPENED, Recent, Runs, runs
@@ -153,7 +153,7 @@ def test_a_run_of_a_model_that_is_not_offered_runs_nothing(app: App, worker: Fak
 
 def test_an_opened_run_brings_its_figures(app: App, worker: FakeWorker, runs_page: App, store: Store) -> None:
     def state_of_the_page() -> None:
-        from explorer.ui.pipeline import state
+        from explorer.pipeline.ui import state
 
         state.current()
 

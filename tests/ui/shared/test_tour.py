@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from explorer.pipeline.ui import page as pipeline_page
 from explorer.plan.challenges import CHALLENGES
 from explorer.record.policy import Policy
 from explorer.ui.explore import page
-from explorer.ui.pipeline import page as pipeline_page
 from explorer.ui.shared.tour import GPT, RESNET, Tour
 from explorer.view.text.tour import ON_GPT, STEPS
 from tests.ui.page_driver import App, press, say, settle, texts, widget

@@ -1,0 +1,1 @@
+"""Records of a pipelined step: its plan below a cap, its prices, its run."""
