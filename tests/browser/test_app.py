@@ -51,6 +51,7 @@ def test_a_policy_is_toggled_run_compared_found_after_a_refresh_and_hidden_from_
     confirm_marks(page, re.compile(r"^4 of 4 blocks and 1 more$"))
     confirm_marks(page, "bitwise equal")
     a_click_on_the_timeline_draws_a_cursor_lights_blocks_and_answers_in_view(page)
+    a_film_moves_a_line_over_the_chart_and_fills_the_blocks_that_run(page)
     for tab in ("Cost", "Gradients", "Memory"):
         press(page, page.get_by_role("tab", name=tab))
         page.get_by_role("tab", name=tab, selected=True).wait_for()
@@ -120,6 +121,36 @@ def a_click_on_the_timeline_draws_a_cursor_lights_blocks_and_answers_in_view(pag
     moment.wait_for(state="detached")
     cursor.wait_for(state="detached")
     assert settled(page).locator(".st-key-moment").count() == lit(page) == 0
+
+
+def a_film_moves_a_line_over_the_chart_and_fills_the_blocks_that_run(page: Page) -> None:
+    words, track = page.locator(".film .words"), page.get_by_role("slider", name="Moment of the step")
+    layers = page.locator('[data-id="layers"]')
+    play = settled(page).get_by_role("button", name="▶ Play", exact=True)
+    play.click()  # tests prefer reduced motion: each press is a still
+    play.click()
+    assert track.get_attribute("aria-valuenow") == "1"
+    page.emulate_media(reduced_motion="no-preference")
+    play.click()
+    words.get_by_text(re.compile(r"^forward of layers\.\d: .* held$")).wait_for()
+    page.locator('[data-id="layers"][data-phase="forward"]').wait_for()
+    assert layers.locator('.cell[data-phase="forward"]').count() == 1
+    words.get_by_text(re.compile(r"^recompute of layers\.\d: .* held$")).wait_for()
+    page.get_by_role("button", name="❚❚ Pause").click()
+    page.emulate_media(reduced_motion="reduce")
+    track.press("Home")
+    assert track.get_attribute("aria-valuenow") == "0"
+    page.get_by_role("button", name="One block on").click()
+    assert track.get_attribute("aria-valuenow") == "1"
+    track.press("End")
+    words.get_by_text(re.compile("^optimizer")).wait_for()
+    assert layers.get_attribute("data-phase") == ""
+    plot, thumb = page.locator(".st-key-first .nsewdrag").bounding_box(), page.locator(".film .over").bounding_box()
+    assert plot is not None and thumb is not None
+    assert all(abs(plot[edge] - thumb[edge]) < 1 for edge in ("x", "y", "width", "height"))
+    track.press("Escape")
+    words.wait_for(state="hidden")
+    assert page.locator(".graph.film").count() == 0
 
 
 def lit(page: Page) -> int:

@@ -1,4 +1,4 @@
-"""Components of the page: the block graph, the strip of headline figures, the first sketch, a slider over plans.
+"""Components of the page: block graph, strip of headline figures, first sketch, film of a step, slider over plans.
 
 explorer/view/graph/graph.js states the rule that loses no click at any speed. `adopt_marks` and `replace_marks` are the
 Python half of the rule. The page follows the slider while a person drags it, not only at its release.
@@ -18,6 +18,7 @@ import streamlit as st
 from explorer.view.graph import browser
 from explorer.view.graph.browser import Paint, painted
 from explorer.view.graph.geometry import Layout
+from explorer.view.memory.film import Film
 from explorer.view.text.explore import ABOUT
 
 
@@ -189,6 +190,23 @@ def first_picture(drawing: str, *, loaded: bool, take_loaded: Callable[[], None]
     component = _component("sketch", SKETCH, _text("sketch.css"), _text("sketch.js"), isolate_styles=False)
     data = [{"drawing": drawing, "loaded": loaded}]
     component(key="sketch", data=data, on_plotly_change=take_loaded, height="content")
+
+
+FILM = """<div class="film">
+<button type="button" class="back" title="One block back" aria-label="One block back" hidden>‹</button>
+<button type="button" class="on" title="One block on" aria-label="One block on" hidden>›</button>
+<button type="button" class="close" title="End the film" aria-label="End the film" hidden>✕</button>
+<button type="button" class="play" title="Forward fills the blocks, backward drains them">▶ Play</button>
+<div class="over" hidden><output class="words"></output>
+<div class="track" role="slider" tabindex="0" aria-label="Moment of the step" aria-valuemin="0"></div></div>
+</div>
+"""
+
+
+def step_film(film: Film) -> None:
+    """Draws a button that plays `film` over the chart of the container "first" and in the graph."""
+    component = _component("film", FILM, _text("film.css"), _text("film.js"))
+    component(key="film", data=[asdict(film)], width="content", height="content")
 
 
 REMEMBERED_LABELS = 8

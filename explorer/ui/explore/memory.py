@@ -17,7 +17,7 @@ from explorer.record.card import CardMemory
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
-from explorer.ui.components import first_picture
+from explorer.ui.components import first_picture, step_film
 from explorer.ui.explore.view import View, ledger_of, name_of, predicted_line, predicted_on_card
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import window
@@ -27,12 +27,13 @@ from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw, finished, made_once, picture, twin
 from explorer.ui.shared.elements import escape, fold, frame, results_height, small_text
 from explorer.ui.shared.tour import panel_height
-from explorer.view.drawing.axis import Axis, has_times
+from explorer.view.drawing.axis import Axis, has_times, positions
 from explorer.view.drawing.figure import Chart, Cursor
 from explorer.view.drawing.sketch import sketch
 from explorer.view.drawing.units import mib
 from explorer.view.memory.blocks import ledger_chart, place
 from explorer.view.memory.card import add_card, card_chart, cards_of
+from explorer.view.memory.film import film
 from explorer.view.memory.ranks import ranks_at_peak
 from explorer.view.memory.stacked import Ghost, by_block, roles
 from explorer.view.memory.timeline import PredictedLine, add_predicted, line_places, pair_answer
@@ -76,6 +77,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         title = st.container(width="stretch", gap=None)
         choice = _view_picker(state, candidate)
         axis, stacked = _chart_options(baseline, candidate)
+        _film(candidate if candidate is not None and choice == OF_CANDIDATE else baseline, axis)
     height = max(results_height() - ABOVE - panel_height(), LEAST_HEIGHT)
     why = next(iter(_reasons(state, view, baseline)), "") if choice == OF_CANDIDATE else ""
     state.timeline = choice, axis
@@ -110,6 +112,16 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))
 
     return rest
+
+
+def _film(run: Measurement, axis: Axis) -> None:
+    """Draws the button that plays the step of `run`; none for a step that was cut short."""
+    log = run.allocations
+    if log is None or not run.complete:
+        return
+    played = made_once(lambda: film(run, positions(run, log, run, axis=axis)), "film", run, axis)
+    if played is not None:
+        step_film(played)
 
 
 def first_sketch(view: View, height: int, *, dark: bool) -> str:

@@ -257,7 +257,7 @@ function paintRow(node, [bytes, note, badges, title, heat, , bar], stage, joined
   put(node.note, note)
   node.box.title = title
   node.box.setAttribute("aria-label", [node.name, node.kind, bytes, note, bar].filter(Boolean).join(", "))
-  node.heat.style.width = `${Math.round(100 * heat)}%`
+  node.heat.style.width = node.heatWidth = `${Math.round(100 * heat)}%`
   node.badges.replaceChildren(
     ...badges.map(([sign, severity, text]) => {
       const badge = element("span", `badge ${severity}`)
@@ -413,6 +413,35 @@ function onKey(v, event) {
   moves[key]()
 }
 
+// ---- a film of a step (ui/components/film.js): each row shows what its blocks hold, the block at work its phase
+
+const isWithin = (fqn, ids) => ids.some((id) => fqn === id || fqn.startsWith(`${id}.`))
+
+function heldWithin(frame, ids) {
+  const rows = frame.rows.filter(({ fqns }) => fqns.some((fqn) => isWithin(fqn, ids)))
+  const [held, most] = ["held", "most"].map((kind) => rows.reduce((sum, row) => sum + row[kind], 0))
+  const atWork = frame.rows[frame.row]?.fqns ?? []
+  return { held, most, phase: atWork.some((fqn) => isWithin(fqn, ids)) ? frame.phase : "" }
+}
+
+function showFrame(v, frame) {
+  v.root.classList.toggle("film", !!frame)
+  const closed = [...v.nodes.values()].filter(({ open }) => !open)
+  const none = { held: 0, most: 0, phase: "" }
+  const shown = closed.map((node) => [node, frame ? heldWithin(frame, node.members.length ? node.members : [node.id]) : none])
+  const largest = Math.max(...shown.map(([, { most }]) => most), 1)
+  v.root.style.setProperty("--phase", frame?.colour ?? "")
+  for (const [node, { held, phase }] of shown) {
+    node.heat.style.width = frame ? `${(100 * held) / largest}%` : node.heatWidth
+    node.box.dataset.phase = phase
+    for (const cell of node.cells) {
+      const inside = frame ? heldWithin(frame, [cell.dataset.fqn]) : none
+      cell.style.setProperty("--full", inside.most ? `${(100 * inside.held) / inside.most}%` : "0%")
+      cell.dataset.phase = inside.phase
+    }
+  }
+}
+
 // Streamlit's own shortcuts also act on a person who types, where Ctrl+Z takes back letters; and their hints are faint.
 const SHORTCUTS = { z: "undo", "shift+z": "redo", y: "redo", enter: "run" }
 
@@ -453,6 +482,8 @@ export default function ({ data: [data], parentElement, setStateValue }) {
     for (const kind of OUTSIDE) document.addEventListener(kind, v.onpress, true)
     v.onshortcut = (event) => onShortcut(event)
     document.addEventListener("keydown", v.onshortcut)
+    v.onframe = ({ detail }) => showFrame(v, detail)
+    document.addEventListener("step-frame", v.onframe)
     v.onresize = () => onResize(v)
     window.addEventListener("resize", v.onresize)
     views.set(parentElement, v)
@@ -495,6 +526,7 @@ export default function ({ data: [data], parentElement, setStateValue }) {
     if (parentElement.isConnected) return // rule 7
     for (const kind of OUTSIDE) document.removeEventListener(kind, v.onpress, true)
     document.removeEventListener("keydown", v.onshortcut)
+    document.removeEventListener("step-frame", v.onframe)
     window.removeEventListener("resize", v.onresize)
     v.desk?.leave(v.asked)
     views.delete(parentElement)
