@@ -71,8 +71,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
     if baseline is None:
         return lambda: None
     candidate, policy = view.comparison.candidate if view.comparison else None, state.draft.spec.policy
-    _card(baseline, candidate, predicted_on_card(view, policy) if view.candidate is None else None)
-    _picked_moment(state, baseline, candidate)
+    _above(state, view, baseline, candidate)
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="memory_views"):
         title = st.container(width="stretch", gap=None)
         choice = _view_picker(state, candidate)
@@ -112,6 +111,13 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))
 
     return rest
+
+
+def _above(state: ExploreState, view: View, baseline: Measurement, candidate: Measurement | None) -> None:
+    """Draws the card that the step was predicted for, and the picked moment."""
+    drawn = predicted_on_card(view, state.draft.spec.policy) if view.candidate is None else None
+    _card(baseline, candidate, drawn)
+    _picked_moment(state, baseline, candidate)
 
 
 def _film(run: Measurement, axis: Axis) -> None:
