@@ -74,8 +74,8 @@ ROOMS: dict[str, list[str]] = {
         "stages", "microbatches tape",
     ],
     "plan": [
-        "summary recognize levers", "export why planners guard", "policy", "hazards predict", "card", "memory",
-        "challenges local_models", "catalogue budget_text", "names sizes factory_text",
+        "recorded_fit", "summary recognize levers", "export why planners guard", "policy", "hazards predict", "card",
+        "memory", "challenges local_models", "catalogue budget_text", "names sizes factory_text",
     ],
     "lab/engine": ["run", "lessons", "kit"],
     "lab/engine/lessons": ["*"],
@@ -250,7 +250,7 @@ def test_files_stay_small() -> None:
 
 BUDGETS = {
     "record": 15330, "plan": 115710, "engine": 136439, "jobs": 11180, "child_process": 4000,
-    "view": 46950, "ui": 49008, "lab": 27080, "pipeline": 54910, "own_loop": 15000, "cli": 21140,
+    "view": 46950, "ui": 49008, "lab": 27080, "pipeline": 54910, "own_loop": 15300, "cli": 21260,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
 TESTS_BUDGET = 51200

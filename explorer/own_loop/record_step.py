@@ -26,6 +26,7 @@ from explorer.engine.policy.several_models import Models, one_model
 from explorer.errors import BadInput, message_of
 from explorer.plan.names import outermost
 from explorer.record.card import CardMemory
+from explorer.record.fit import Fit
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast, Plan
 from explorer.record.policy import Policy
@@ -135,6 +136,25 @@ class RecordedRun:
         following = next_step(run)
         first = None if following is run else run
         return memory_on(replace(parse_card(card), options=allocator, n_steps=n_steps), following, first)
+
+    def fit(self, card: str | None = None, *, budget: str | None = None) -> Fit:
+        """What would make this step fit a card, `h100`, or a budget, `8GiB`: policies, predicted. Prints the table.
+
+        Raises BadInput for an unknown card, and for a budget that is no size.
+        """
+        from explorer.plan.budget_text import parse_budget
+        from explorer.plan.card.cards import parse_card
+        from explorer.plan.levers import table_text
+        from explorer.plan.recorded_fit import recorded_fit
+
+        run, limit_bytes = self.measurement, None
+        if budget is not None:
+            limit_bytes = parse_budget(budget, self.peak_bytes, run).budget_bytes
+            if limit_bytes is None:
+                raise BadInput(f"The budget here is a size, and {budget!r} is none.", hint="Such as 8GiB.")
+        fit = recorded_fit(run, None if card is None else parse_card(card), limit_bytes)
+        print(table_text(fit))
+        return fit
 
     def __repr__(self) -> str:
         if self._measurement is None:

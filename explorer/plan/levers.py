@@ -13,11 +13,15 @@ from typing import NamedTuple, get_args
 
 from msgspec.structs import replace
 
-from explorer.plan.card.cards import capacity_bytes
+from explorer.plan.card.cards import LARGEST_CARD, capacity_bytes
+from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.names import some
+from explorer.plan.planners.confirm import within_bytes
 from explorer.plan.sizes import mib
+from explorer.record.card import Card
 from explorer.record.fit import Effect, Fit, LeverRow, PlayedStep
 from explorer.record.graph import Lora
+from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 
@@ -188,6 +192,28 @@ def under(spec: RunSpec, keys: Iterable[str], parts: Parts, policy: Policy | Non
     return spec
 
 
+def limit_of(run: Measurement, card: Card | None, budget_bytes: int | None) -> int:
+    """The lowest of the budget and the card; without both, the memory of the machine."""
+    bounds = [] if budget_bytes is None else [budget_bytes]
+    bounds += [] if card is None else [capacity_bytes(card)]
+    return min(bounds, default=run.environment.total_memory_bytes or run.step_peak_bytes or 0)
+
+
+def played_step(run: Measurement, limit_bytes: int, first: Measurement | None = None) -> PlayedStep:
+    """The figures of `run` for a row. `first`: the step before it, as for `memory_on`."""
+    card, memory = run.spec.card, None
+    if card is not None:  # a refused step has no peak of its own
+        memory = memory_on(replace(card, total_bytes=LARGEST_CARD, taken_bytes=0), run, first, others=())
+    return PlayedStep(
+        spec=run.spec,
+        step_peak_bytes=run.step_peak_bytes or 0,
+        allocated_bytes=None if memory is None else memory.allocated_bytes,
+        reserved_bytes=None if memory is None else memory.reserved_bytes,
+        total_flops=run.total_flops,
+        fits=within_bytes(run, limit_bytes),
+    )
+
+
 def price(step: PlayedStep, as_is: PlayedStep) -> float:
     """Counted FLOPs over those of the step as it is; infinite if they are not counted."""
     if step.total_flops is None or not as_is.total_flops:
@@ -277,17 +303,20 @@ def row_cells(row: LeverRow, as_is: PlayedStep) -> dict[str, str]:
     """The row of a table: figures by their heading."""
     step = row.step
     on_card = {} if step.reserved_bytes is None else {"reserved": mib(step.reserved_bytes)}
-    allocated = step.step_peak_bytes if step.allocated_bytes is None else step.allocated_bytes
     ratio = price(step, as_is)
     return {
         "lever": title(row),
-        "peak": mib(allocated),
+        "peak": mib(_peak_bytes(step)),
         **on_card,
         "saved": mib(as_is.needed_bytes - step.needed_bytes),
         "FLOPs": "not counted" if ratio == math.inf else f"{ratio - 1:+.1%}".replace("%", " %").replace("-", MINUS),
         "fits": "yes" if step.fits else "no",
         "gradients": _effect_text(row),
     }
+
+
+def _peak_bytes(step: PlayedStep) -> int:
+    return step.step_peak_bytes if step.allocated_bytes is None else step.allocated_bytes
 
 
 def _effect_text(row: LeverRow) -> str:
@@ -297,10 +326,24 @@ def _effect_text(row: LeverRow) -> str:
     return f"{judgement.effect}, {judgement.distance:.0e} of a norm"
 
 
+def table_text(fit: Fit) -> str:
+    """The step as it is, the rows in columns, and the line of each row for the user's script."""
+    lines = [f"As it is: {as_is_text(fit)}"]
+    cells = [row_cells(row, fit.as_is) for row in fit.rows]
+    for line in ([dict(zip(cells[0], cells[0])), *cells]) if cells else ():
+        lines.append(
+            "  ".join(
+                text.ljust(max(len(each[name]) for each in (*cells, {name: name}))) for name, text in line.items()
+            )
+        )
+    lines += [line for row in fit.rows for line in script_lines(row)]
+    return "\n".join([*lines, *(f"Left out: {each.lever}. {each.reason}" for each in fit.left_out)])
+
+
 def as_is_text(fit: Fit) -> str:
     """`217.0 MiB, which does not fit in 150.0 MiB`."""
     step, card = fit.as_is, fit.as_is.spec.card
-    peak = mib(step.step_peak_bytes)
+    peak = mib(_peak_bytes(step))
     if step.reserved_bytes is not None:
         peak += f" of tensors, {mib(step.reserved_bytes)} reserved"
     rooms = [] if fit.budget_bytes is None else [mib(fit.budget_bytes)]
@@ -310,6 +353,8 @@ def as_is_text(fit: Fit) -> str:
 
 def judged_text(fit: Fit) -> str:
     """The step that was run to judge."""
+    if fit.as_is.spec.model.is_recorded:
+        return "nothing: a recorded step is not run again"
     if fit.judged_on is None:
         return "nothing: no size of the model can be run here in a few seconds"
     model = fit.judged_on.model

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.cli.asked import read, run
+from tests.own_loop.test_first_step import Adam
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -62,3 +65,10 @@ def test_a_step_that_is_fused_already_is_played_as_it_is() -> None:
     assert document["as_is"]["spec"]["optimizer_form"] == document["judged_on"]["optimizer_form"] == "fused"
     offered = {key for row in document["rows"] for key in row["levers"]}
     assert not offered & {"foreach", "fused"}
+
+
+def test_a_recorded_step_is_answered_from_its_file(tmp_path: Path) -> None:
+    file = Adam().recorded().save(tmp_path / "step.explorer")
+    document = read("fit", str(file), "--budget", "1KiB", code=1)
+    assert document["rows"] and not any(row["step"]["fits"] for row in document["rows"])
+    assert "not run again" in run("fit", str(file), "--card", "h100").stdout

@@ -16,8 +16,10 @@ from explorer.cli.report import print_lines, print_model
 from explorer.cli.worker import ask, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import FindFit
+from explorer.jobs.run_file import step_in
 from explorer.plan import levers
 from explorer.plan.card.cards import parse_card
+from explorer.plan.recorded_fit import recorded_fit
 from explorer.record.base import to_plain
 from explorer.record.card import Card
 from explorer.record.fit import Fit, LeverRow
@@ -38,15 +40,19 @@ class FitOptions:
 @verb
 def fit(model: Model, step: StepOptions, wish: FitOptions, output: Output) -> None:
     """What would make a step fit: each lever played, priced in FLOPs, its gradients judged. Exit 1: nothing fits."""
-    spec = step.spec(model)
+    spec, card = step.spec(model), None
     if wish.card is not None:
         card = parse_card(wish.card, "", "")
-        spec = replace(spec, card=card if wish.n_steps is None else replace(card, n_steps=wish.n_steps))
+        card = card if wish.n_steps is None else replace(card, n_steps=wish.n_steps)
+        spec = replace(spec, card=card)
     elif wish.n_steps is not None:
         raise BadInput("--steps are steps on a GPU, and no GPU is named.", hint="Add --card h100, or leave it out.")
     limit_bytes = None if wish.budget is None else size_limit(wish.budget)
-    with worker() as engine:
-        answer: Fit = ask(engine, FindFit(spec=spec, budget_bytes=limit_bytes))
+    if (recorded := step_in(model)) is not None:
+        answer: Fit = recorded_fit(recorded, card, limit_bytes)
+    else:
+        with worker() as engine:
+            answer = ask(engine, FindFit(spec=spec, budget_bytes=limit_bytes))
     shown = levers.bitwise_only(answer) if wish.bitwise else answer
     if output.json:
         print_json(_document(shown))

@@ -32,8 +32,6 @@ from explorer.engine.model.loss_chunks import logits_of
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
 from explorer.errors import BadInput, Cancelled, ExplorerError, TimedOut, message_of
 from explorer.plan import levers
-from explorer.plan.card.cards import LARGEST_CARD, capacity_bytes
-from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.names import listed
 from explorer.plan.planners.confirm import confirmed, within_bytes
@@ -107,10 +105,7 @@ class Player:
         self._report = report
         self._runs: dict[bytes, Measurement] = {}
         self.run = self._played(spec)
-        bounds = [] if budget_bytes is None else [budget_bytes]
-        bounds += [] if spec.card is None else [capacity_bytes(spec.card)]
-        total_bytes = self.run.environment.total_memory_bytes
-        self.limit_bytes = min(bounds, default=total_bytes or self.run.step_peak_bytes or 0)
+        self.limit_bytes = levers.limit_of(self.run, spec.card, budget_bytes)
         self.spec, self.as_is = spec, self._step(self.run)
         self.parts, _ = _outline(spec)
 
@@ -121,17 +116,7 @@ class Player:
         return self._runs[key]
 
     def _step(self, run: Measurement) -> PlayedStep:
-        card, memory = run.spec.card, None
-        if card is not None:  # a refused step has no peak of its own
-            memory = memory_on(replace(card, total_bytes=LARGEST_CARD, taken_bytes=0), run, others=())
-        return PlayedStep(
-            spec=run.spec,
-            step_peak_bytes=run.step_peak_bytes or 0,
-            allocated_bytes=None if memory is None else memory.allocated_bytes,
-            reserved_bytes=None if memory is None else memory.reserved_bytes,
-            total_flops=run.total_flops,
-            fits=within_bytes(run, self.limit_bytes),
-        )
+        return levers.played_step(run, self.limit_bytes)
 
     def _say(self, what: str) -> None:
         self._report(Progress(what=what, done=0, total=0))
