@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from msgspec.structs import replace
 
@@ -26,10 +26,12 @@ from explorer.engine.policy.several_models import Models, one_model
 from explorer.errors import BadInput, message_of
 from explorer.plan.names import outermost
 from explorer.record.card import CardMemory
-from explorer.record.fit import Fit
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast, Plan
 from explorer.record.policy import Policy
+
+if TYPE_CHECKING:
+    from explorer.record.fit import Fit
 
 
 class RecordedRun:
