@@ -108,7 +108,124 @@ CLICK = """([id, wanted]) => new Promise((done) => {
 })"""
 
 
-def main(clicks: str = "20") -> None:
+IN_TURNS = """([ids, gap, wanted]) => new Promise((done) => {
+    const roots = () => [...document.querySelectorAll("*")].map((e) => e.shadowRoot).filter(Boolean)
+    const graph = roots().find((root) => root.querySelector(".graph"))
+    const strip = roots().find((root) => root.querySelector(".figure .value"))
+    const plot = document.querySelector(".st-key-first .js-plotly-plot")
+    const at = { began: 0, figures: 0, painted: 0, line: 0 }
+    const look = new MutationObserver(() => at.line || (at.line = performance.now()))
+    let left = [...ids]
+    const end = () => done([at.figures - at.began, at.painted - at.began, at.line - at.began])
+    const seen = new MutationObserver(() => {
+        if (at.figures || left.length || !strip.querySelector(".strip").textContent.match(wanted)) return
+        at.figures = performance.now()
+        requestAnimationFrame(() => setTimeout(() => {
+            at.painted = performance.now()
+        }))
+    })
+    seen.observe(strip, { subtree: true, childList: true, characterData: true })
+    const click = () => {
+        const id = left.shift()
+        if (!left.length) at.began = performance.now()
+        if (!left.length && plot) look.observe(plot, { subtree: true, childList: true, attributes: true })
+        graph.querySelector(`[data-id="${id}"]`).click()
+        left.length && setTimeout(click, gap)
+    }
+    click()
+    const wait = setInterval(() => {
+        if ((!at.painted || !at.line) && performance.now() - at.began < 8000) return
+        clearInterval(wait)
+        look.disconnect()
+        seen.disconnect()
+        end()
+    }, 20)
+})"""
+"""Clicks blocks one after another; milliseconds from the last click to its figures, to their frame, and to the line."""
+DRAG = """() => {
+    const strip = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".figure .value"))
+    const drag = (window.drag = { frames: 0, figures: 0, lines: 0, moves: 0 })
+    new MutationObserver(() => drag.figures++).observe(strip.shadowRoot.querySelector(".strip"), { childList: true })
+    const plot = document.querySelector(".st-key-first .js-plotly-plot")
+    let inFrame = false
+    new MutationObserver(() => { inFrame = true }).observe(plot, { subtree: true, childList: true, attributes: true })
+    document.addEventListener("input", () => drag.moves++, true)
+    const frame = () => { drag.frames++; drag.lines += inFrame; inFrame = false; requestAnimationFrame(frame) }
+    requestAnimationFrame(frame)
+}"""
+"""Counts frames, moves of the slider, and frames with new figures and with a new line."""
+
+
+def in_turns(before: str, rounds: str = "10") -> None:
+    """Clicks, bursts and drags on this head and on the head in the folder `before`, in turns in one browser."""
+    from playwright.sync_api import sync_playwright
+
+    path = find()
+    assert path is not None, "`make browser` installs a Chromium"
+    heads = {"before": Path(before).resolve(), "now": ROOT}
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as home:
+        browser = launch(playwright, path)
+        for n_blocks in (12, *MANY_MS):
+            model, apps, pages = Path(home) / f"chain_{n_blocks}.py", [], {}
+            model.write_text(CHAIN.format(n_layers=n_blocks // 4))
+            try:
+                for name, root in heads.items():
+                    arguments = ("--model", f"{model}:chain") if n_blocks in MANY_MS else ()
+                    apps.append(start(root / "app.py", *arguments, home=Path(home), root=root))
+                    url = f"/?model={model}:chain" if arguments else GPT
+                    pages[name] = _unfolded(browser, apps[-1].url + url)
+                _take_turns(pages, n_blocks, int(rounds))
+            finally:
+                for page in pages.values():
+                    page.close()
+                for app in apps:
+                    app.process.terminate()
+                    app.process.wait(timeout=60)
+        browser.close()
+
+
+def _unfolded(browser: Any, url: str) -> Any:
+    """The measured page, with the folded run of its blocks open."""
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.set_default_timeout(400_000)
+    page.goto(url)
+    page.get_by_text("Measured with everything kept.").wait_for()
+    page.wait_for_function("() => !/[?&]job=/.test(location.search)")
+    page.get_by_role("slider", name=SLIDER).wait_for()
+    page.wait_for_timeout(3000)
+    if page.locator(".row .cell").count() or page.locator('.row[aria-expanded="false"]').count():
+        page.locator('.row[aria-expanded="false"] .fold').first.click()
+    page.wait_for_timeout(3000)
+    return page
+
+
+def _take_turns(pages: dict[str, Any], n_blocks: int, rounds: int) -> None:
+    figures: dict[tuple[str, str], list[float]] = {}
+    ids = next(iter(pages.values())).locator(".row.toggles").evaluate_all("rows => rows.map((row) => row.dataset.id)")
+    ids = [id for id in ids if id.count(".") == max(other.count(".") for other in ids[1:9])][:12]
+    for i in range(rounds):
+        for name, page in pages.items():
+            for what, chosen in (("click", ids[i % 12 :][:1]), ("eight clicks", ids[:8] if i < 4 else [])):
+                if not chosen:
+                    continue
+                for n_on in (len(chosen), 0):
+                    wanted = rf"\b{n_on} (of \d+ )?block"
+                    sizes = page.evaluate(IN_TURNS, [chosen, 60, wanted])
+                    for sign, ms in zip(("figures", "painted", "line"), sizes, strict=True):
+                        figures.setdefault((f"{what}: {sign}", name), []).append(ms)
+                    page.wait_for_timeout(2500)
+    for _ in range(3):
+        for name, page in pages.items():
+            for sign, n in _dragged(page, DRAG, "() => window.drag").items():
+                figures.setdefault((f"drag of {DRAG_S:g} s: {sign}", name), []).append(n)
+    for (sign, name), values in sorted(figures.items()):
+        _say(f"{n_blocks} blocks, {name}", sign, values)
+
+
+def main(clicks: str = "20", before: str = "") -> None:
+    if before:
+        in_turns(before, clicks)
+        return
     path = find()
     if path is None:
         sys.exit("No Chromium was found; `make browser` installs one.")
@@ -172,7 +289,8 @@ def _explore(browser: Any, app: Served, clicks: int) -> None:
         page.wait_for_timeout(3000)
     _say("Explore, small GPT", "page ready", ready)
     _say("Explore, small GPT", "charts drawn", drawn)
-    (answers, _), still, began = _clicked(page, "head", clicks), _dragged(page), []
+    (answers, _), changes, began = _clicked(page, "head", clicks), _dragged(page), []
+    still = [later - earlier for earlier, later in itertools.pairwise(changes)]
     for _ in range(3):
         began.append(page.evaluate(EXPLORE_CLICK, [".st-key-run button", PROGRESS, REPORTED]))
         # To its end: a cancelled run may end the worker, and the next one would find it cold.
@@ -223,21 +341,21 @@ def _clicked(page: Any, block: str, clicks: int, *, pause_ms: int = 100) -> tupl
     return answers, charts
 
 
-def _dragged(page: Any) -> list[float]:
-    """Milliseconds between two changes of the figures while the slider is dragged to its other end and back."""
+def _dragged(page: Any, watch: str = CHANGES, read: str = "() => window.changes") -> Any:
+    """What `watch` notes, and `read` returns, while the slider is dragged to its other end and back."""
     page.wait_for_timeout(1000)
     box = page.get_by_role("slider", name=SLIDER).bounding_box()
-    page.evaluate(CHANGES)
+    page.evaluate(watch)
     at, began = box["x"] + box["width"] - 8, time.perf_counter()
     page.mouse.move(at, box["y"] + box["height"] / 2)
     page.mouse.down()
     while (share := (time.perf_counter() - began) / DRAG_S) < 1:
         page.mouse.move(at - (box["width"] - 16) * min(2 * share, 2 - 2 * share), box["y"] + box["height"] / 2)
         page.wait_for_timeout(15)
-    times = page.evaluate("() => window.changes")
+    noted = page.evaluate(read)
     page.mouse.up()
     page.wait_for_timeout(1000)
-    return [later - earlier for earlier, later in itertools.pairwise(times)]
+    return noted
 
 
 def _say(graph: str, figure: str, ms: list[float], budgets: dict[str, str] = BUDGET_MS) -> None:
