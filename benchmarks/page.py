@@ -113,12 +113,13 @@ IN_TURNS = """([ids, gap, wanted]) => new Promise((done) => {
     const graph = roots().find((root) => root.querySelector(".graph"))
     const strip = roots().find((root) => root.querySelector(".figure .value"))
     const plot = document.querySelector(".st-key-first .js-plotly-plot")
-    const at = { began: 0, figures: 0, painted: 0, line: 0 }
+    const at = { began: Infinity, figures: 0, painted: 0, line: 0 }
     const look = new MutationObserver(() => at.line || (at.line = performance.now()))
     let left = [...ids]
     const end = () => done([at.figures - at.began, at.painted - at.began, at.line - at.began])
     const seen = new MutationObserver(() => {
-        if (at.figures || left.length || !strip.querySelector(".strip").textContent.match(wanted)) return
+        const last = [...strip.querySelectorAll(".value")].at(-1)
+        if (at.figures || left.length || !last?.textContent.match(wanted)) return
         at.figures = performance.now()
         requestAnimationFrame(() => setTimeout(() => {
             at.painted = performance.now()

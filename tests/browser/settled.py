@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-STILL_MS = 100
-"""A rerun asked for by the last one begins within this time."""
+STILL_MS = 300
+"""A rerun asked for by the last one, and what components/desk.js tells at rest, begins within this time."""
 WATCH_SOCKET = """
     globalThis.asked = globalThis.answered = 0
     const send = WebSocket.prototype.send

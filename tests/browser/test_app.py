@@ -76,6 +76,50 @@ def test_a_policy_is_toggled_run_compared_found_after_a_refresh_and_hidden_from_
     confirm_marks(page, re.compile(r"^4 of 4 blocks and 1 more$"))
 
 
+REST_LONG = (
+    "() => { const wait = setTimeout; setTimeout = (act, ms, ...of) => wait(act, ms === 200 ? 60000 : ms, ...of) }"
+)
+DRAWN = """() => {
+    const roots = [...document.querySelectorAll("*")].map((e) => e.shadowRoot).filter(Boolean)
+    const texts = (selector) => roots.flatMap((root) => [...root.querySelectorAll(selector)].map((e) => e.innerText))
+    const sentences = [...document.querySelectorAll('.st-key-top [data-testid="stMarkdown"] p')]
+    const seen = sentences.filter((p) => p.offsetParent).map((p) => [p.innerText, p.querySelectorAll("strong").length])
+    return [texts(".figure"), texts(".row .line"), seen]
+}"""
+"""Figures, labels and sentence, as a reader sees them."""
+LINES = """() => {
+    const seen = [...document.querySelectorAll(".st-key-first :is(.desk-line path, .scatterlayer .js-line)")]
+    const styles = seen.map((line) => getComputedStyle(line))
+    return styles.filter((style) => style.visibility === "visible" && style.strokeDasharray !== "none").length
+}"""
+
+
+def test_a_click_is_answered_before_streamlit_is_told_and_the_rerun_agrees(explore: Page) -> None:
+    page, tops = explore, explore.locator(".figure .value")
+    undo = page.get_by_role("button", name="Undo")
+    for block, count in (("head", "0 of 4 blocks and 1 more"), ("layers", "4 of 4 blocks and 1 more")):
+        page.evaluate(REST_LONG)
+        settled(page).locator(f'[data-id="{block}"]').click()
+        confirm_marks(page, count)
+        assert undo.count() == (block == "layers"), "Streamlit has drawn nothing yet"
+        answered = page.evaluate(DRAWN)
+        assert page.evaluate(LINES) == 1, "the line of the policy before is hidden"
+        tops.first.click()  # a press outside tells it
+        undo.wait_for()
+        page.locator(".desk-line").wait_for(state="detached")
+        assert settled(page).evaluate(DRAWN) == answered
+        assert page.evaluate(LINES) == 1
+    before = page.evaluate(DRAWN)
+    page.evaluate("""() => {
+        const host = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".graph"))
+        host.shadowRoot.querySelector('[data-id="head"]').click()
+        setTimeout(() => document.querySelector(".st-key-undo button").click(), 30)
+    }""")
+    page.get_by_role("button", name="Redo").wait_for()
+    assert settled(page).evaluate(DRAWN) == before, "what the route drew in between is drawn over"
+    page.reload()
+
+
 def a_click_on_the_timeline_draws_a_cursor_lights_blocks_and_answers_in_view(page: Page) -> None:
     from playwright.sync_api import TimeoutError as NotYet
 

@@ -58,7 +58,7 @@ function world() {
     const on = new Set(question.place === undefined ? question.on : PLANS[question.place])
     if (question.place !== undefined) flip(on, question.on)
     const known = Math.max(keys.known, question.known)
-    return { on: [...on], cells: { known, on }, policy: "", line: null }
+    return { on: [...on], cells: { known, on }, sentence: "", policy: "", line: null }
   }
   const hooks = {
     seq: () => v.seq,

@@ -10,6 +10,9 @@
 
 const REST_MS = 200
 const PLOT = ".st-key-first .js-plotly-plot"
+const SENTENCE = '.st-key-top [data-testid="stMarkdown"] p'
+const MARKDOWN = /:(\w+)-badge\[:material\/(\w+): ([^\]]*)\]|\*\*((?:\\.|[^*\\])*)\*\*|((?:\\.|[^\\*:]|:(?!\w+-badge\[))+)/g
+const ICON = "display:inline-block;font-family:'Material Symbols Rounded';user-select:none;vertical-align:bottom"
 const SVG = "http://www.w3.org/2000/svg"
 
 function makeDesk() {
@@ -19,6 +22,7 @@ function makeDesk() {
   let untold = null // what tells Streamlit of the last change of a component, and its timer
   let rest = 0
   let line = null // of the last answer
+  let sentence = null // of the last answer, in the place of Streamlit's, which is hidden meanwhile
 
   async function ask() {
     const asked = number
@@ -35,9 +39,29 @@ function makeDesk() {
 
   function draw(answer) {
     desk.strip?.(answer.cells)
+    write(answer.sentence)
     desk.graph.draw(answer)
     line = { policy: answer.policy, places: answer.line }
     drawLine()
+  }
+
+  // Streamlit's own element stays as Streamlit knows it: what is changed in it would stay where Streamlit sees no change.
+  function write(markdown) {
+    restore()
+    const old = document.querySelector(SENTENCE)
+    if (!old?.firstChild?.style) return
+    const copy = old.cloneNode(false)
+    copy.append(old.firstChild.cloneNode(false))
+    copy.firstChild.append(...[...markdown.matchAll(MARKDOWN)].map((match) => words(match, desk.colours)))
+    old.after(copy)
+    old.style.display = "none"
+    sentence = { old, copy }
+  }
+  function restore() {
+    if (!sentence) return
+    sentence.copy.remove()
+    sentence.old.style.display = ""
+    sentence = null
   }
 
   // The chart says whose line it has (`meta` of its last trace); the line of another policy lies over it meanwhile.
@@ -49,7 +73,7 @@ function makeDesk() {
     plot.desk = true
     const inChart = plot.data.at(-1).meta || ""
     const isOver = line !== null && line.policy !== inChart
-    const traces = [...plot.querySelectorAll(".subplot.xy > .plot .scatterlayer .trace")].slice(-2)
+    const traces = [...plot.querySelectorAll(".xy > .scatterlayer .trace")].slice(-2)
     const older = isOver && inChart ? [...traces, [...plot.querySelectorAll(".annotation")].at(-1)] : []
     for (const node of plot.older ?? []) node.style.visibility = ""
     for (const node of older) node.style.visibility = "hidden"
@@ -94,6 +118,7 @@ function makeDesk() {
     if (desk.move && about.moved >= desk.move.n) desk.move = null
     if (desk.isAhead()) return true
     number++
+    restore()
     if (line?.policy !== about.policy) line = null
     drawLine()
     return false
@@ -105,9 +130,24 @@ function makeDesk() {
   desk.leave = (graph) => {
     if (desk.graph !== graph) return
     desk.graph = line = null
+    restore()
     number++
   }
   return desk
+}
+
+// Badges, bold words and escaped text, as Streamlit draws them; text reaches the page through textContent alone.
+function words([, colour, icon, badge, bold, plain], colours) {
+  const make = (tag, text) => Object.assign(document.createElement(tag), { textContent: text.replaceAll(/\\(.)/g, "$1") })
+  if (bold !== undefined) return make("strong", bold)
+  if (plain !== undefined) return plain.replaceAll(/\\(.)/g, "$1")
+  const [made, sign] = [make("span", ` ${badge}`), make("span", icon)]
+  made.className = "stMarkdownBadge"
+  const of = (name) => colours.getPropertyValue(`--st-${colour}-${name}-color`)
+  made.style.cssText = `background-color:${of("background")};color:${of("text")};font-size:0.875rem`
+  sign.style.cssText = ICON
+  made.prepend(sign)
+  return made
 }
 
 function overlay({ xaxis, yaxis }, area, { x, heights, peak, label, colour }) {

@@ -47,6 +47,6 @@ export default function ({ data: [{ cells, about }], parentElement }) {
     strip.style.setProperty("--n", cells.length)
   }
   const desk = about && globalThis.explorerDesk
-  if (desk) desk.strip = show
+  if (desk) Object.assign(desk, { strip: show, colours: getComputedStyle(strip) })
   if (!desk?.isAhead(about) || !strip.firstChild) show(cells) // rule 3 of desk.js
 }
