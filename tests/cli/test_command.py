@@ -20,14 +20,11 @@ from explorer.cli.options import ModelOptions
 from explorer.cli.report import document, print_record
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
-from explorer.pipeline.cli.report import print_pipeline
-from explorer.pipeline.record.step import JointPlan
 from explorer.plan.policy.presets import PRESETS
-from explorer.record import Policy, RunSpec
+from explorer.record import RunSpec
 from explorer.record.base import limits
 from tests import graphs
 from tests.cli.asked import read, run, wrong
-from tests.pipeline import pipelines
 from tests.view.builders import compared, measured
 
 
@@ -192,36 +189,3 @@ def test_caveats_of_the_peak_are_in_the_document_of_every_run() -> None:
 
 
 GRAPH = graphs.gpt(4)
-PLAN = pipelines.planned(GRAPH)
-
-
-def printed(capsys: pytest.CaptureFixture[str], cap_bytes: int | None = None, **changes: object) -> str:
-    run = replace(pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN), n_moved=2), **changes)
-    joint = None if cap_bytes is None else JointPlan(
-        plan=PLAN, policy=Policy(), cap_bytes=cap_bytes, makespan_ms=1.0, rank_bytes=(1,), n_judged=1,
-    )  # fmt: skip
-    print_pipeline(run, joint)
-    return capsys.readouterr().out
-
-
-def test_every_rank_and_every_share_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    run = pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN), n_moved=2)
-    text = printed(capsys)
-    assert run.timing is not None and f"step {run.timing.makespan_ms:.1f} ms measured actions, composed" in text
-    assert all(memory.peak_action in text for memory in run.memory)
-    n = len(run.gradients)
-    (row,) = [line.split() for line in text.splitlines() if "moved by splitting" in line]
-    assert row[3:8] == [str(n - 2), "of", str(n), "0", "2"], "bitwise equal, by rounding, different"
-    assert all(note in text for note in run.notes)
-    assert "wall time of the ranks, links included" in printed(capsys, wall=run.composed)
-
-
-def test_a_cap_is_kept_or_missed(capsys: pytest.CaptureFixture[str]) -> None:
-    most = pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN)).fullest_bytes
-    assert " kept: the fullest rank holds " in printed(capsys, cap_bytes=most)
-    assert " missed: rank " in printed(capsys, cap_bytes=most - 1)
-
-
-def test_a_run_without_times_prints_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, composed=None, gradients=())
-    assert "step" not in text and "moved by" not in text and "2 stages" in text

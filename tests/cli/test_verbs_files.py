@@ -26,7 +26,7 @@ from tests import graphs
 from tests.cli.asked import read, run
 from tests.exported import LAYERS, TARGETS, file_of, layers_again, run_there
 from tests.plan.card.histories import small_document
-from tests.view.reports import pipelined
+from tests.view.reports import KINDS
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "cpu.msgpack"
 
@@ -69,15 +69,17 @@ def test_what_cannot_be_reported_is_one_sentence(tmp_path: Path, measured: Measu
 
 def test_every_kind_of_run_is_listed_and_reported(tmp_path: Path, measured: Measurement) -> None:
     assert "No run is stored yet" in report().stdout
-    sections = {"<h2>Schedule</h2>": Store().save(pipelined()), "<h2>Memory</h2>": Store().save(measured, "my run [2]")}
+    parts = {"ranks": "Ranks", "pipeline": "Schedule"}
+    stored = {parts[kind]: Store().save(run) for kind, run in KINDS.items() if kind in parts}
+    stored["Memory"] = Store().save(measured, "my run [2]")
     listed = report().stdout
     assert "my run [2]" in listed
-    for section, run_id in sections.items():
+    for part, run_id in stored.items():
         assert run_id in listed
         report(run_id, "--out", str(tmp_path / "r.html"))
-        assert section in (tmp_path / "r.html").read_text()
-    pipeline = sections["<h2>Schedule</h2>"]
-    assert "no memory timeline" in report(pipeline, "--out", str(tmp_path / "r.perfetto.json"), code=2).stderr
+        assert f"<h2>{part}</h2>" in (tmp_path / "r.html").read_text()
+    if pipeline := stored.get("Schedule"):
+        assert "no memory timeline" in report(pipeline, "--out", str(tmp_path / "r.perfetto.json"), code=2).stderr
 
 
 def test_a_memory_snapshot_is_printed(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from explorer.pipeline.plan.cuts import atoms, stages_by
 from explorer.pipeline.plan.schedules import default_ranks, rows_of
 from explorer.pipeline.plan.stage_costs import predict
 from explorer.pipeline.record import step
-from explorer.record import BufferDiff, Environment, GradientDiff, ModelGraph, RunSpec
+from explorer.record import BufferDiff, Environment, GradientDiff, ModelGraph, Policy, RunSpec
 from explorer.record.run import PipelineEngine, PipelinePlan
 
 MIB = 2**20
@@ -105,3 +105,8 @@ def buffer_diff() -> BufferDiff:
     return BufferDiff(
         name="norm.mean", shape=(4,), dtype="float32", presence="both", bitwise=True, max_abs=0.0, relative_norm=0.0
     )
+
+
+def of_report(graph: ModelGraph) -> step.PipelineRun:
+    spec = RunSpec(model=graph.model, policy=Policy.recompute(["blocks.0", "blocks.2"]), plan=planned(graph))
+    return ran(graph, spec, n_moved=2)

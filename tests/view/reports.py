@@ -10,25 +10,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from explorer.pipeline.record.step import PipelineRun
+from explorer import slices
 from explorer.plan.card.opened import open_history
-from explorer.record import Failure, Measurement, Policy, RunSpec
+from explorer.record import Failure, Measurement
 from explorer.record.measurement import RecordedRanks
 from explorer.view.report.html import plotly_js
 from explorer.view.report.report import Reported, ReportOf, report_text
 from tests import graphs
-from tests.pipeline import pipelines
 from tests.plan.card.histories import framed_document
 from tests.view.builders import MIB, Chain, measured
 
 GRAPH = graphs.gpt(4)
 REFUSED = Failure(kind="out of memory", sentence="The step asked for 8 bytes.", hint="Recompute more.")
-
-
-def pipelined() -> PipelineRun:
-    plan = pipelines.planned(GRAPH)
-    spec = RunSpec(model=GRAPH.model, policy=Policy.recompute(["blocks.0", "blocks.2"]), plan=plan)
-    return pipelines.ran(GRAPH, spec, n_moved=2)
 
 
 def of_rank(rank: int, chain: Chain, n_ranks: int = 3, failure: Failure | None = None) -> Measurement:
@@ -45,8 +38,12 @@ def ranks() -> RecordedRanks:
 
 
 KINDS: dict[str, Reported] = {
-    "pipeline": pipelined(), "ranks": ranks(), "history": open_history(pickle.dumps(framed_document()), "a.pickle")
+    "ranks": ranks(), "history": open_history(pickle.dumps(framed_document()), "a.pickle")
 }  # fmt: skip
+if "pipeline" in slices.names():
+    from tests.pipeline.pipelines import of_report
+
+    KINDS["pipeline"] = of_report(GRAPH)
 
 
 MOST_BYTES = 4 * 1024**2

@@ -15,13 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.pipeline.view.gantt import gantt
-from explorer.pipeline.view.results import bands_chart, calls_chart, memory_chart, truth_chart
+from explorer import slices
 from explorer.plan.memory.ledger import held, held_by_role, ledger
 from explorer.plan.names import is_within
 from explorer.plan.predict.forecaster import prices, prices_of_keeping
 from explorer.plan.why.peak import explain
-from explorer.record import ROLES, Comparison, Measurement, ModelRef, RunSpec
+from explorer.record import ROLES, Comparison, Measurement
 from explorer.record.base import from_json, from_msgpack, to_json
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
 from explorer.view.compare.front import front_chart
@@ -31,8 +30,6 @@ from explorer.view.drawing.figure import Chart, literal, written
 from explorer.view.memory.blocks import ledger_chart, saved_bytes_chart
 from explorer.view.memory.stacked import roles
 from explorer.view.memory.timeline import timeline
-from tests import graphs
-from tests.pipeline import pipelines
 from tests.view.builders import compared
 from tests.view.test_compare import MARKS
 
@@ -59,18 +56,11 @@ def of_a_comparison(pair: Comparison, names: str = "layers") -> list[Chart]:
 
 
 def of_a_pipeline(names: str = "blocks") -> list[Chart]:
-    graph = graphs.gpt(4, names=names)
-    run = pipelines.ran(graph, RunSpec(model=ModelRef(target="m.py"), plan=pipelines.planned(graph)))
-    assert run.timing is not None and run.predicted is not None
-    return [
-        gantt(run.timing, run.predicted),
-        gantt(run.predicted),
-        memory_chart(run.memory),
-        memory_chart(run.memory[:1]),
-        bands_chart(run.memory),
-        truth_chart(run),
-        calls_chart(run),
-    ]
+    if "pipeline" not in slices.names():
+        return []
+    from tests.pipeline.view import test_pipeline
+
+    return test_pipeline.of_a_pipeline(names)
 
 
 @cache

@@ -17,14 +17,11 @@ from msgspec.structs import replace
 
 from explorer.errors import UnreadableFile
 from explorer.jobs import run_file
-from explorer.pipeline.record.step import PipelineRun
-from explorer.pipeline.view.gantt import gantt, link_table, rank_table
-from explorer.pipeline.view.headline import figures
-from explorer.pipeline.view.results import memory_chart
 from explorer.plan.card.opened import open_history
 from explorer.plan.memory.ledger import ledger
 from explorer.record import Comparison, Failure, Measurement, RunSpec
 from explorer.record.base import Record, from_msgpack, from_plain
+from explorer.record.run import RunOfSlice
 from explorer.ui.runs.table import stored_peak, stored_time
 from explorer.view.compare.cost import time_answer
 from explorer.view.compare.gradients import gradient_chart, mask_table, rng_table, seal, state_change_table
@@ -43,7 +40,7 @@ from tests import graphs, mutations
 from tests.graphs import GRAPH
 from tests.plan.card.histories import small_document
 from tests.view.builders import compared, measured
-from tests.view.reports import KINDS, MOST_BYTES, besides_figures, besides_plotly, figures_in, of, pipelined, text_of
+from tests.view.reports import KINDS, MOST_BYTES, besides_figures, besides_plotly, figures_in, of, text_of
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "cpu.msgpack"
 
@@ -69,7 +66,6 @@ def test_the_graph_of_the_run_comes_before_one_at_hand() -> None:
     other = graphs.gpt(1)
     assert ReportOf(run=recorded, name="n", graph=other).known_graph is GRAPH
     assert ReportOf(run=RUN, name="n", graph=other).known_graph is other
-    assert ReportOf(run=KINDS["pipeline"], name="n").known_graph is None
     failure = Failure(kind="crash", sentence="It broke.", hint="Mend it.")
     assert len(list(failure_boxes([failure, None, failure]))) == 1, "a failure that several ranks had is said once"
 
@@ -208,11 +204,10 @@ def draw_on_the_page(run: Any) -> None:
     if isinstance(run, Comparison):
         charts += [timeline(run.baseline, run.candidate, axis="time")]
         (seal(run), time_answer(run), rng_table(run), mask_table(run), state_change_table(run))
-    if isinstance(run, PipelineRun):
-        for schedule in filter(None, (run.composed, run.wall, run.predicted)):
-            charts += [gantt(schedule, run.predicted)]
-            rank_table(schedule, run.predicted), link_table(schedule, run.stages)
-        charts += [memory_chart(run.memory, run.memory)]
+    if isinstance(run, RunOfSlice):
+        from tests.pipeline.view.test_pipeline import charts_of
+
+        charts += charts_of(run)
     if (graph := run_file.graph_of(run)) is not None:
         spec, whole = run.spec if not isinstance(run, Comparison) else run.candidate.spec, isinstance(run, Comparison)
         labels(Facts(graph=graph, policy=spec.policy, distances=distances_by_block(run if whole else None)))
@@ -245,17 +240,20 @@ FORGED: list[tuple[str, tuple[str | int, ...], Any]] = [
     ("measurement", ("spec", "n_repeats"), 10**18),
     ("measurement", ("spec", "n_threads"), -1),
     ("comparison", ("candidate", "spec", "seed"), 2**62),
-    ("pipeline", ("spec", "plan", "n_microbatches"), 10**9),
-    ("pipeline", ("spec", "plan", "n_ranks"), 0),
-    ("pipeline", ("composed", "ranks"), []),
-    ("pipeline", ("composed", "actions", 0, "rank"), 10**5),
-    ("pipeline", ("memory", 0, "held_bytes"), []),
     ("comparison", ("candidate", "spec", "policy", "units", 0, "blocks"), []),
     ("measurement", ("graph", "blocks"), []),
     ("measurement", ("graph", "chain"), ["nowhere"]),
     ("measurement", ("environment", "total_memory_bytes"), -5),
     ("measurement", ("blocks", 0, "forward", "ms"), [float("nan")]),
 ]
+if "pipeline" in RECORDS:
+    FORGED += [
+        ("pipeline", ("spec", "plan", "n_microbatches"), 10**9),
+        ("pipeline", ("spec", "plan", "n_ranks"), 0),
+        ("pipeline", ("composed", "ranks"), []),
+        ("pipeline", ("composed", "actions", 0, "rank"), 10**5),
+        ("pipeline", ("memory", 0, "held_bytes"), []),
+    ]
 
 
 @pytest.mark.parametrize(("name", "path", "value"), FORGED)
@@ -268,22 +266,12 @@ def test_what_cannot_have_happened_is_refused(name: str, path: tuple[str | int, 
 def test_a_spec_at_its_limits_is_drawn_and_a_date_that_is_none_is_refused() -> None:
     for created in (1e300, float("inf"), -1e18, float("nan")):
         with pytest.raises(UnreadableFile, match="created"):
-            opened(mutations.to_plain(RECORDS["pipeline"]), type(RECORDS["pipeline"]), created)
+            opened(mutations.to_plain(RECORDS["ranks"]), type(RECORDS["ranks"]), created)
     spec = RECORDS["measurement"].spec
     largest = {"n_repeats": 1000, "n_threads": 1024, "seed": 2**53 - 1, "n_accumulation": 4096}
     assert set(largest) <= set(RunSpec.__struct_fields__)
     run = msgspec.structs.replace(RECORDS["measurement"], spec=msgspec.structs.replace(spec, **largest))
     draw(opened(mutations.to_plain(run), Measurement))
-
-
-def test_a_pipeline_says_what_its_strip_says() -> None:
-    run, text = pipelined(), text_of("pipeline")
-    for figure in figures(run, None, run.spec.plan, before=None):
-        assert figure.value in text and figure.label in text
-    for part in ("Schedule", "Memory", "Gradients", "Calls", "Hazards", "Environment"):
-        assert f"<h2>{part}</h2>" in text
-    assert all(note in text for note in run.notes)
-    assert "actions-of-the-schedule" in figures_in(text)
 
 
 def test_ranks_stand_side_by_side_and_a_refused_one_has_no_peak() -> None:

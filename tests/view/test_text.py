@@ -8,10 +8,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from explorer.pipeline.plan.schedules import SCHEDULES
-from explorer.pipeline.record.step import JointPlan, RankMemory
-from explorer.pipeline.view import text as words
-from explorer.pipeline.view.text import cap_outcome, plan_sentence, within_cap
 from explorer.plan.policy.file import evidence_of
 from explorer.plan.why.peak import explain
 from explorer.record import KEEP_ALL, Comparison, Failure, Measurement, ModelRef, Policy, RunSpec
@@ -25,7 +21,6 @@ from explorer.view.text.plan import certificate, expected, in_words
 from explorer.view.text.runs import conditions, figures_of, peak_and_end, stored_flops, what_failed, who_failed
 from tests import graphs
 from tests.graphs import GRAPH
-from tests.pipeline import pipelines
 from tests.view.builders import Book, Chain, compared, measured, on_cuda
 
 
@@ -122,33 +117,6 @@ def test_it_says_where_and_how_much() -> None:
     assert short["Step peak"].startswith("at least")
 
 
-FOUR = graphs.gpt(4)
-PLAN = pipelines.planned(FOUR)
-JOINT = JointPlan(
-    plan=PLAN, policy=Policy.recompute(["blocks.0"]), cap_bytes=80 * MIB, makespan_ms=20.0,
-    rank_bytes=(70 * MIB, 60 * MIB), n_judged=9,
-)  # fmt: skip
-
-
-def test_a_plan_says_what_it_chose_and_how_many_were_tried() -> None:
-    text = plan_sentence(JOINT)
-    assert text.startswith("Planned below 80.0 MiB a rank: stages of ") and "1 block recomputed" in text
-    assert "fullest rank 70.0 MiB, step 20.0 ms" in text and " 9 plans " in text
-
-
-def test_a_run_keeps_the_cap_or_says_which_rank_does_not() -> None:
-    run = pipelines.ran(FOUR, RunSpec(model=FOUR.model, plan=PLAN))
-    most = run.fullest_bytes
-    assert most is not None
-    kept, missed = (replace(JOINT, cap_bytes=cap) for cap in (most, most - 1))
-    assert within_cap(run, kept) and cap_outcome(run, kept).startswith("cap ") and " kept: " in cap_outcome(run, kept)
-    assert within_cap(run, missed) is False and " missed: rank " in cap_outcome(run, missed)
-    unmeasured = RankMemory.of(0, "measured", [], parameter_bytes=0, receive_bytes=0)
-    for memory in ((), (unmeasured,)):
-        blind = replace(run, memory=memory)
-        assert within_cap(blind, missed) is None and cap_outcome(blind, missed) == ""
-
-
 def plan_of(proof: Certificate, *, budget: int | None = MIB) -> Plan:
     return Plan(
         policy=Policy.recompute(["a"]), step_peak_bytes=MIB, baseline_step_peak_bytes=2 * MIB, extra_cost=1.0,
@@ -180,10 +148,6 @@ def test_a_certificate_in_words(gap: float, budget: int | None, n_segments: int,
 
 
 MM, SDPA = "aten.mm.default", "aten._scaled_dot_product_flash_attention.default"
-
-
-def test_every_schedule_is_explained() -> None:
-    assert all(schedule.name in words.SCHEDULE for schedule in SCHEDULES.values())
 
 
 def test_each_action_has_its_words() -> None:

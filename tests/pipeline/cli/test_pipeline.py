@@ -8,18 +8,22 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
 from explorer.cli import main as cli
 from explorer.errors import InvalidPlan, UnreadableFile
 from explorer.pipeline.cli.pipeline import PlanOptions, plan_of, spec_of_results
+from explorer.pipeline.cli.report import print_pipeline
 from explorer.pipeline.plan.export import run_files, run_key, torchrun_command
 from explorer.pipeline.plan.schedules import USUAL, fitting
+from explorer.pipeline.record.step import JointPlan
 from explorer.plan.policy import file as policy_file
 from explorer.record import KEEP_ALL, ModelRef, PipelinePlan, Policy, RunSpec
 from explorer.record.base import from_json, to_json
 from tests.cli.conftest import engine, shared  # noqa: F401  fixtures
 from tests.graphs import gpt
+from tests.pipeline import pipelines
 
 GRAPH = gpt(6)
 GRAPH_CUT = (GRAPH.chain[:3], GRAPH.chain[3:])
@@ -145,3 +149,38 @@ def test_options_that_say_what_to_run_do_not_stand_beside_results(tmp_path: Path
     (tmp_path / "run_spec.json").write_bytes(to_json(RAN))
     refused = run("--results", str(tmp_path), "--seed", "0", code=2).stderr
     assert "--seed, --repeats cannot change it" in refused and "--no-store" not in refused
+
+
+PLAN = pipelines.planned(GRAPH)
+
+
+def printed(capsys: pytest.CaptureFixture[str], cap_bytes: int | None = None, **changes: object) -> str:
+    run = replace(pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN), n_moved=2), **changes)
+    joint = None if cap_bytes is None else JointPlan(
+        plan=PLAN, policy=Policy(), cap_bytes=cap_bytes, makespan_ms=1.0, rank_bytes=(1,), n_judged=1,
+    )  # fmt: skip
+    print_pipeline(run, joint)
+    return capsys.readouterr().out
+
+
+def test_every_rank_and_every_share_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    run = pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN), n_moved=2)
+    text = printed(capsys)
+    assert run.timing is not None and f"step {run.timing.makespan_ms:.1f} ms measured actions, composed" in text
+    assert all(memory.peak_action in text for memory in run.memory)
+    n = len(run.gradients)
+    (row,) = [line.split() for line in text.splitlines() if "moved by splitting" in line]
+    assert row[3:8] == [str(n - 2), "of", str(n), "0", "2"], "bitwise equal, by rounding, different"
+    assert all(note in text for note in run.notes)
+    assert "wall time of the ranks, links included" in printed(capsys, wall=run.composed)
+
+
+def test_a_cap_is_kept_or_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    most = pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN)).fullest_bytes
+    assert " kept: the fullest rank holds " in printed(capsys, cap_bytes=most)
+    assert " missed: rank " in printed(capsys, cap_bytes=most - 1)
+
+
+def test_a_run_without_times_prints_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, composed=None, gradients=())
+    assert "step" not in text and "moved by" not in text and "2 stages" in text

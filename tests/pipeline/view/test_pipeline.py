@@ -9,17 +9,21 @@ import pytest
 from msgspec.structs import replace
 
 from explorer.pipeline.plan.clock import notes, simulate
-from explorer.pipeline.plan.schedules import rows_of
+from explorer.pipeline.plan.schedules import SCHEDULES, rows_of
 from explorer.pipeline.plan.stage_costs import predict
-from explorer.pipeline.record.step import PipelineRun, PlayedSchedule, RankMemory
-from explorer.pipeline.view.gantt import gantt, rank_table
+from explorer.pipeline.record.step import JointPlan, PipelineRun, PlayedSchedule, RankMemory
+from explorer.pipeline.view import text as words
+from explorer.pipeline.view.gantt import gantt, link_table, rank_table
 from explorer.pipeline.view.headline import figures, fullest
 from explorer.pipeline.view.results import bands_chart, calls_chart, memory_chart, truth_chart, truth_table
+from explorer.pipeline.view.text import cap_outcome, plan_sentence, within_cap
 from explorer.record import ModelRef, Policy, RunSpec
 from explorer.record.base import from_msgpack, to_msgpack
+from explorer.view.drawing.figure import Chart
 from tests import graphs
 from tests.pipeline import pipelines
 from tests.pipeline.pipelines import MIB, planned, ran
+from tests.view.reports import KINDS, figures_in, text_of
 
 GRAPH = graphs.gpt(4)
 SPEC = RunSpec(model=ModelRef(target="m.py"))
@@ -211,3 +215,72 @@ def test_a_stored_run_of_the_former_engine_procs_still_opens() -> None:
     run = from_msgpack(to_msgpack(stored), PipelineRun)
     assert run == stored and run.engine == "procs"
     assert "Ranks ran at once on this machine" in notes(run)[0]
+
+
+FOUR = graphs.gpt(4)
+
+
+PLAN_OF_FOUR = pipelines.planned(FOUR)
+
+
+JOINT = JointPlan(
+    plan=PLAN_OF_FOUR, policy=Policy.recompute(["blocks.0"]), cap_bytes=80 * MIB, makespan_ms=20.0,
+    rank_bytes=(70 * MIB, 60 * MIB), n_judged=9,
+)  # fmt: skip
+
+
+def test_a_plan_says_what_it_chose_and_how_many_were_tried() -> None:
+    text = plan_sentence(JOINT)
+    assert text.startswith("Planned below 80.0 MiB a rank: stages of ") and "1 block recomputed" in text
+    assert "fullest rank 70.0 MiB, step 20.0 ms" in text and " 9 plans " in text
+
+
+def test_a_run_keeps_the_cap_or_says_which_rank_does_not() -> None:
+    run = pipelines.ran(FOUR, RunSpec(model=FOUR.model, plan=PLAN_OF_FOUR))
+    most = run.fullest_bytes
+    assert most is not None
+    kept, missed = (replace(JOINT, cap_bytes=cap) for cap in (most, most - 1))
+    assert within_cap(run, kept) and cap_outcome(run, kept).startswith("cap ") and " kept: " in cap_outcome(run, kept)
+    assert within_cap(run, missed) is False and " missed: rank " in cap_outcome(run, missed)
+    unmeasured = RankMemory.of(0, "measured", [], parameter_bytes=0, receive_bytes=0)
+    for memory in ((), (unmeasured,)):
+        blind = replace(run, memory=memory)
+        assert within_cap(blind, missed) is None and cap_outcome(blind, missed) == ""
+
+
+def test_every_schedule_is_explained() -> None:
+    assert all(schedule.name in words.SCHEDULE for schedule in SCHEDULES.values())
+
+
+def test_a_pipeline_says_what_its_strip_says() -> None:
+    run, text = KINDS["pipeline"], text_of("pipeline")
+    for figure in figures(run, None, run.spec.plan, before=None):
+        assert figure.value in text and figure.label in text
+    for part in ("Schedule", "Memory", "Gradients", "Calls", "Hazards", "Environment"):
+        assert f"<h2>{part}</h2>" in text
+    assert all(note in text for note in run.notes)
+    assert "actions-of-the-schedule" in figures_in(text)
+
+
+def charts_of(run: PipelineRun) -> list[Chart]:
+    """Every chart of a run; tables are made beside them."""
+    charts = [memory_chart(run.memory, run.memory)]
+    for schedule in filter(None, (run.composed, run.wall, run.predicted)):
+        charts += [gantt(schedule, run.predicted)]
+        rank_table(schedule, run.predicted), link_table(schedule, run.stages)
+    return charts
+
+
+def of_a_pipeline(names: str = "blocks") -> list[Chart]:
+    graph = graphs.gpt(4, names=names)
+    run = pipelines.ran(graph, RunSpec(model=ModelRef(target="m.py"), plan=pipelines.planned(graph)))
+    assert run.timing is not None and run.predicted is not None
+    return [
+        gantt(run.timing, run.predicted),
+        gantt(run.predicted),
+        memory_chart(run.memory),
+        memory_chart(run.memory[:1]),
+        bands_chart(run.memory),
+        truth_chart(run),
+        calls_chart(run),
+    ]
