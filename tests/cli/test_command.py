@@ -61,7 +61,6 @@ def test_a_narrow_terminal_clips_nothing(shared: Worker, tiny: str, monkeypatch:
         (["export", "gone.yaml", "--to", "torch"], ["gone.yaml cannot be read"]),
         (["graph", "TINY", "--out", "graph.txt"], ["--out writes the document of --json"]),
         (["report", "gone.pickle"], ["There is no run gone.pickle"]),
-        (["pipeline", "TINY", "--schedule", "1f1b"], ["Did you mean 1F1B"]),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(
@@ -88,11 +87,7 @@ def test_the_traceback_and_the_document_of_an_error(shared: Worker, tiny: str) -
 def test_help_names_every_verb_and_each_option_whole_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     assert set(re.findall(r"^. (\w+) ", run("--help").stdout, flags=re.M)) >= set(listed_verbs())
-    for name, options in (
-        ("compare", PRESETS),
-        ("measure", ["--parallelize"]),
-        ("pipeline", ["--deferred-batch-norm"]),
-    ):
+    for name, options in (("compare", PRESETS), ("measure", ["--parallelize"])):
         text = run(name, "--help").stdout
         assert all(option in text for option in options) and "\u2026" not in text
     assert run("--version").stdout.strip()

@@ -184,3 +184,7 @@ def test_a_cap_is_kept_or_missed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_without_times_prints_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, composed=None, gradients=())
     assert "step" not in text and "moved by" not in text and "2 stages" in text
+
+
+def test_a_schedule_that_does_not_exist_is_one_sentence_with_the_nearest(tmp_path: Path) -> None:
+    assert "Did you mean 1F1B" in run("--schedule", "1f1b", code=2).stderr

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import yaml
 from torch import nn
 
-from explorer.errors import InvalidPlan, InvalidPolicy
+from explorer.errors import InvalidPolicy
 from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.export.target import STATISTICS
 from explorer.record.files import PolicyFile
-from explorer.record.policy import KEEP_ALL, Policy, Unit
-from explorer.record.run import PipelinePlan
+from explorer.record.policy import Policy, Unit
 from tests.plan.export.runs import LAYERS, PLAN, Chain, assert_these_alone_run_again, chain_loss, file_of, module_of
 
 
@@ -70,20 +68,6 @@ def test_what_the_target_does_is_a_policy_that_can_be_measured() -> None:
 def test_running_statistics_that_move_twice_there_are_a_note() -> None:
     assert exported(file_of("layers.0"), "fsdp2").notes == (STATISTICS,)
     assert not exported(file_of("layers.0"), "torch").notes
-
-
-FILE = PolicyFile(
-    policy=KEEP_ALL, pipeline=PipelinePlan(stages=(("a", "b"), ("c",)), n_microbatches=3, schedule="1F1B")
-)
-
-
-def test_stages_are_exported() -> None:
-    assert json.loads(exported(FILE, "stages").text) == [["a", "b"], ["c"]]
-
-
-def test_a_file_without_a_plan_says_so() -> None:
-    with pytest.raises(InvalidPlan, match="holds no pipeline plan"):
-        exported(PolicyFile(policy=KEEP_ALL), "stages")
 
 
 def recompute(model: nn.Module, names: list[str]) -> None:
