@@ -17,7 +17,7 @@ from explorer.ui.runs.table import stored_time
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.units import MIB
 from explorer.view.memory.timeline import timeline
-from explorer.view.text.plan import certificate, expected, in_words
+from explorer.view.text.plan import certificate, effects_of_presets, expected, in_words
 from explorer.view.text.runs import conditions, figures_of, peak_and_end, stored_flops, what_failed, who_failed
 from tests import graphs
 from tests.graphs import GRAPH
@@ -171,6 +171,32 @@ def test_each_action_has_its_words() -> None:
     assert expected(Forecast(), 100) == ""
     assert expected(Forecast(step_peak_bytes=60, time_ratio=1.16), 100) == "≈ −40 % peak, ×1.16 time"
     assert expected(Forecast(time_ratio=1.16), 100) == "≈ ×1.16 time"
+
+
+EVERY = Forecast(step_peak_bytes=600, time_ratio=1.3, time_ratio_spread=0.1)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_better"),
+    [
+        ({"time_ratio": 1.5}, False),
+        ({"time_ratio": 1.25}, False),  # within the spread
+        ({"time_ratio": 1.19}, True),
+        ({"time_ratio": 1.19, "step_peak_bytes": 604}, True),  # the same peak
+        ({"time_ratio": 1.19, "step_peak_bytes": 606}, False),
+        ({"step_peak_bytes": 594}, True),
+        ({"step_peak_bytes": 596}, False),
+        ({"step_peak_bytes": 500, "time_ratio": 1.31}, False),
+        ({"step_peak_bytes": None}, False),
+        ({"time_ratio": None}, False),
+    ],
+)
+def test_a_preset_is_beaten_by_one_that_is_better_by_more_than_the_noise(
+    other: dict[str, float | None], is_better: bool
+) -> None:
+    named = effects_of_presets({"every-2": EVERY, "all": replace(EVERY, **other)}, 1000)
+    assert named["every-2"].endswith("; Recompute all is better") == is_better
+    assert effects_of_presets({"every-2": EVERY, "all": Forecast()}, None)["every-2"] == expected(EVERY, None)
 
 
 @pytest.mark.parametrize(

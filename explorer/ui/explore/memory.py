@@ -78,7 +78,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         axis, stacked = _chart_options(baseline, candidate)
         _film(candidate if candidate is not None and choice == OF_CANDIDATE else baseline, axis)
     height = max(results_height() - ABOVE - panel_height(), LEAST_HEIGHT)
-    why = next(iter(_reasons(state, view, baseline)), "") if choice == OF_CANDIDATE else ""
+    why = next(iter(_reasons(view, baseline)), "") if choice == OF_CANDIDATE else ""
     state.timeline = choice, axis
     options = TimelineOptions(view=choice, axis=axis, stacked=stacked, block=block, picked=picked, why=why)
     measured, question, answer = made_once(lambda: _picture(view, options), baseline, candidate, str(options))
@@ -105,7 +105,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         with place:
             picture(chart, key=key, height=height, act=pick)
         twin(chart, key=key)
-        reasons = _reasons(state, view, baseline)
+        reasons = _reasons(view, baseline)
         _why(reasons[1:] if choice == OF_CANDIDATE else reasons)
         _ranks(view, candidate or baseline if choice != OF_BASELINE else baseline)
         _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))
@@ -183,12 +183,12 @@ def _ranks(view: View, run: Measurement) -> None:
     frame(collective_rows(run), key="collectives", alt="Collectives of the fullest rank")
 
 
-def _reasons(state: ExploreState, view: View, baseline: Measurement) -> tuple[str, ...]:
+def _reasons(view: View, baseline: Measurement) -> tuple[str, ...]:
     graph, pair = view.graph, view.comparison
     about = graph.fingerprint if graph else ""  # a toggle does not change measured results
     if pair is not None:
-        return runs().reasons.get_or_make(f"{state.shown} {about}", lambda: explain(pair, graph)) if graph else ()
-    return runs().reasons.get_or_make(f"{view.baseline_key} {about}", lambda: explain_one(baseline, graph))
+        return made_once(lambda: explain(pair, graph), "reasons", pair, about) if graph else ()
+    return made_once(lambda: explain_one(baseline, graph), "reasons", baseline, about)
 
 
 def _with_prediction(chart: Chart, view: View, policy: Policy, options: TimelineOptions) -> Chart:

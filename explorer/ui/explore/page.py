@@ -15,6 +15,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from explorer.plan.why.caveats import why_not_predicted
 from explorer.record.graph import ModelGraph
+from explorer.record.plan import Forecast
 from explorer.ui.components import strip
 from explorer.ui.explore import budget, work
 from explorer.ui.explore.blocks import clicks_of, graph_panel, tools
@@ -35,7 +36,7 @@ from explorer.ui.shared.tour import current as current_tour
 from explorer.view.graph.geometry import layout
 from explorer.view.text import explore as glossary
 from explorer.view.text.explore import Freshness
-from explorer.view.text.plan import expected
+from explorer.view.text.plan import effects_of_presets
 from explorer.view.text.runs import what_failed
 
 FILES_WIDTH = 310
@@ -163,8 +164,8 @@ def _desk(state: ExploreState, slots: Slots) -> None:
     _danger(slots, desk.danger)
     if graph is not None and drawing is not None and facts is not None:
         peak = view.baseline.step_peak_bytes if view.baseline else None
-        presets = desk.presets.items()
-        effects = {name: expected(effect, peak) if chosen.units else "" for name, (chosen, effect) in presets}
+        forecasts = {name: effect if chosen.units else Forecast() for name, (chosen, effect) in desk.presets.items()}
+        effects = effects_of_presets(forecasts, peak)
         if len(graph.blocks) > 1:
             tools(state, graph, effects)
             plans = budget.budget_row(state, view, graph, forecast)

@@ -111,7 +111,6 @@ class Runs:
         """Steps of drawn policies on their card, by run and policy, as forecasts are."""
         self.prices: Recent[dict[str, Price | None]] = Recent(24)
         self.presets: Recent[dict[str, tuple[Policy, Forecast]]] = Recent(24)
-        self.reasons: Recent[tuple[str, ...]] = Recent(24)
         self.stand_ins: Recent[Any] = Recent(12)
         """Runs shown until a model is measured here, see explore/work.py."""
         self.complete: Recent[Measurement | None] = Recent(12)

@@ -129,15 +129,20 @@ def has_times(*runs: Measurement | None) -> bool:
 
 def axis_layout(axis: Axis, drawn: Measurement, *, of: str = "") -> dict[str, object]:
     """Layout of the x axis: its unit, and its ticks at round numbers. `of`: words for the run."""
+    hover = {"text": "%{x:.1f} ms" if axis == "time" else " "}  # a place on a narrowed axis is no event
     if axis == "time":
         timed = _phase_ms(drawn) is not None
-        return {"title": {"text": "time (ms)" if timed else "time, recording included (ms)"}}
+        return {
+            "title": {"text": "time (ms)" if timed else "time, recording included (ms)"},
+            "unifiedhovertitle": hover,
+        }
     places, labels = event_ticks(drawn)
     narrow = ", optimizer narrowed" if narrowed_from(drawn)[1] < 1 else ""
     return {
         "title": {"text": f"allocator event{of}{narrow}"},
         "tickvals": places,
         "ticktext": labels,
+        "unifiedhovertitle": hover,
     }
 
 

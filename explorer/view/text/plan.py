@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.names import listed, operator_word, some
+from explorer.plan.policy.presets import preset_titles
 from explorer.record.card import CardMemory
 from explorer.record.files import Export
 from explorer.record.graph import ModelGraph
@@ -178,3 +179,29 @@ def expected(forecast: Forecast, baseline_peak_bytes: int | None) -> str:
     peak = "" if moved is None else f"{percent(moved, signed=True)} peak"
     time = "" if forecast.time_ratio is None else f"×{forecast.time_ratio:.2f} time"
     return f"≈ {', '.join(filter(None, (peak, time)))}" if peak or time else ""
+
+
+SAME_PEAK = 0.005
+"""Share of the baseline's peak below which two peaks count as equal."""
+
+
+def is_beaten(forecast: Forecast, other: Forecast, baseline_peak_bytes: int | None) -> bool:
+    """Whether `other` is no worse in peak and time, and better in one by more than equal peaks or times may differ."""
+    peak, time, baseline = forecast.step_peak_bytes, forecast.time_ratio, baseline_peak_bytes
+    if peak is None or time is None or other.step_peak_bytes is None or other.time_ratio is None or not baseline:
+        return False
+    lower = (peak - other.step_peak_bytes) / baseline
+    faster = time - other.time_ratio
+    no_worse = lower >= -SAME_PEAK and faster >= 0
+    return no_worse and (lower > SAME_PEAK or faster > (forecast.time_ratio_spread or 0))
+
+
+def effects_of_presets(forecasts: Mapping[str, Forecast], baseline_peak_bytes: int | None) -> dict[str, str]:
+    """The effect of each preset in words, with the name of a preset that is better in both where there is one."""
+    words = {name: expected(forecast, baseline_peak_bytes) for name, forecast in forecasts.items()}
+    for name, forecast in forecasts.items():
+        better = [other for other in forecasts if is_beaten(forecast, forecasts[other], baseline_peak_bytes)]
+        if better:
+            best = min(better, key=lambda other: forecasts[other].time_ratio or 0)
+            words[name] += f"; {preset_titles()[best]} is better"
+    return words

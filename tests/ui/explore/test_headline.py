@@ -130,6 +130,17 @@ def test_figures_of_an_older_policy_or_of_other_options_say_so(app: App) -> None
     assert "for other options" in texts(at)
 
 
+def test_the_reason_under_the_chart_is_about_the_runs_that_are_drawn(app: App) -> None:
+    press(say(app(), on=ALL), "run")
+    at = app()  # a second visitor: the baseline and the comparison are of one stored run
+    alone = "The peak of 104.5 MiB lies"
+    assert alone in texts(at) and "The peak moved from" not in texts(at)
+    for _ in range(2):
+        at = say(at, on=ALL)
+        assert "The peak moved from" in texts(at) and alone not in texts(at)
+        at = say(at, on=[])
+
+
 def test_a_run_without_measurable_figures_says_not_measured() -> None:
     bare = replace(graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), allocations=None, times=None, phases=())
     strip = {cell.label: cell.value for cell in cells(view(None, bare), Drawn(policy=Policy()))}
