@@ -97,7 +97,7 @@ ROWS: dict[type[Record], RequestRow] = {
     Measure: RequestRow("measure", Measurement, ("explore",), "Measuring the baseline"),
     MeasureRanks: RequestRow("measure_ranks", RecordedRanks, ("explore",), "Playing the ranks"),
     Compare: RequestRow("compare", Comparison, ("explore",), "Running baseline and candidate"),
-    FindFit: RequestRow("find_fit", Fit, ()),
+    FindFit: RequestRow("find_fit", Fit, ("explore",), "Playing levers"),
     DrawAutograd: RequestRow("draw_autograd", AutogradPictures, ("explore",), "Drawing the autograd graph"),
     FindPlans: RequestRow("find_plans", Front, ()),
 }

@@ -8,12 +8,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from explorer.errors import BadInput
-from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, Measure, MeasureRanks
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindFit, FindPlans, Measure, MeasureRanks
 from explorer.plan.card.step_on_card import memory_on
+from explorer.plan.levers import RECOMPUTE, limit_of, played_step
 from explorer.plan.planners.front import find_plans
 from explorer.record import Failure, Measurement, ModelGraph, Policy, RunSpec
 from explorer.record.allocations import Collective
 from explorer.record.base import to_json
+from explorer.record.fit import Fit, Judgement, LeftOut, LeverRow
 from explorer.record.graph import AutogradPicture, AutogradPictures
 from explorer.record.measurement import RecordedRanks
 from explorer.record.plan import Front, Progress, Wish, silent
@@ -23,6 +25,19 @@ UNSAFE = "Predicted: the step was played on tensors without data."
 PLANS: dict[str, Front] = {}
 WITH_GRAPH: dict[int, Measurement] = {}
 """Runs of `graphs.measured` with their graph, by the id of the run, which stays."""
+
+
+def fit_of(run: Measurement, budget_bytes: int | None) -> Fit:
+    """Two levers on `run`: recompute, bitwise, and SGD, another training."""
+    as_is = played_step(run, limit_of(run, None, budget_bytes))
+    specs = replace(run.spec, policy=Policy.recompute(graphs.ALL)), replace(run.spec, optimizer="sgd")
+    steps = [replace(as_is, spec=spec, step_peak_bytes=as_is.step_peak_bytes // 2, fits=True) for spec in specs]
+    rows = (
+        LeverRow(levers=(RECOMPUTE,), step=steps[0], judgement=Judgement(effect="bitwise")),
+        LeverRow(levers=("sgd",), step=steps[1], judgement=Judgement(effect="different", reason="Another optimizer.")),
+    )
+    left_out = (LeftOut(lever="optimizer with fused=True", reason="It saves nothing here."),)
+    return Fit(as_is=as_is, budget_bytes=budget_bytes, rows=rows, left_out=left_out, judged_on=run.spec)
 
 
 class FakeJob:
@@ -92,9 +107,11 @@ class FakeWorker:
             case DrawAutograd(block=block):
                 picture = AutogradPicture(dot="digraph { a -> b }", n_nodes=2, n_saved_tensors=1, saved_bytes=1024)
                 job.finish(AutogradPictures(block=block, kept=picture, recomputed=picture))
+            case FindFit(spec=spec, budget_bytes=budget_bytes):
+                job.finish(fit_of(graphs.measured(self.graph, spec), budget_bytes))
             case FindPlans(run=run, graph=graph, wish=wish):
                 self.plan(job, (run, graph, wish))
-        unkept = isinstance(job.request, Describe | DrawAutograd | FindPlans)
+        unkept = isinstance(job.request, Describe | DrawAutograd | FindFit | FindPlans)
         job.warning = "" if unkept else self.warning
         if self.store is not None and job.keep and not job.warning and not unkept:
             job.run_id = self.store.save(job.result)

@@ -18,6 +18,7 @@ from explorer.record.comparison import Comparison, Verdict
 from explorer.record.graph import AutogradPicture, AutogradPictures, ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.ui.explore import work
+from explorer.ui.explore.fitting import VIEW, fit_panel
 from explorer.ui.explore.front import front_panel
 from explorer.ui.explore.memory import memory_panel
 from explorer.ui.explore.view import View
@@ -75,7 +76,7 @@ def results(state: ExploreState, view: View) -> Callable[[], None]:
                 timelines()
         if budget.open and graph is not None:
             with budget:
-                front_panel(state, view, graph)
+                _budget(state, view, graph)
         if cost.open:
             with cost:
                 if comparison is None:
@@ -95,6 +96,16 @@ def results(state: ExploreState, view: View) -> Callable[[], None]:
                 autograd_panel(state, graph, work.result(state, "pictures"), block=block)
 
     return rest
+
+
+def _budget(state: ExploreState, view: View, graph: ModelGraph) -> None:
+    choice = st.segmented_control(
+        "View", ["Policies", VIEW], default="Policies", key="budget_view", required=True, label_visibility="collapsed"
+    )
+    if choice == VIEW:
+        fit_panel(state)
+    else:
+        front_panel(state, view, graph)
 
 
 def _waiting(state: ExploreState, graph: ModelGraph | None) -> None:

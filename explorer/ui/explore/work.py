@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from explorer.errors import BadInput, ExplorerError
 from explorer.jobs import run_file
 from explorer.jobs.client import Job
-from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure, MeasureRanks, Request, run_for
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindFit, Measure, MeasureRanks, Request, run_for
 from explorer.plan.catalogue import recorded_sample
 from explorer.record.comparison import Comparison
 from explorer.record.files import Reading
@@ -67,6 +67,8 @@ class ExploreState:
     """Key of the last comparison."""
     pictures: str | None = None
     """Key of the autograd graphs."""
+    fit: str | None = None
+    """Key of the levers that were played last."""
     tick: tuple[str, int] | None = None
     """Run and event picked in the timeline; None: the peak."""
     budget: Budget = field(default_factory=Budget)
@@ -126,7 +128,7 @@ def _show(state: ExploreState, run: OpenedRun) -> None:
 def take(state: ExploreState, job: Job) -> None:
     """The result of a finished job."""
     key, result = job.run_id or job.id, cast(Any, job.result)
-    if not isinstance(job.request, Describe | DrawAutograd):
+    if not isinstance(job.request, Describe | DrawAutograd | FindFit):
         state.warning = job.warning
     match job.request:
         case Describe(model=model, device=device, without_data=without_data):
@@ -149,6 +151,9 @@ def take(state: ExploreState, job: Job) -> None:
         case DrawAutograd():
             runs().add(key, result)
             state.pictures = key
+        case FindFit():
+            runs().add(key, result)
+            state.fit = key
 
 
 def take_part(state: ExploreState, job: Job) -> None:
@@ -290,7 +295,7 @@ def measure_next(state: ExploreState) -> None:
     page_job.start(state.job, Compare(baseline=runs().baseline(spec), candidate=candidate))
 
 
-def result(state: ExploreState, name: Literal["baseline", "shown", "pictures"]) -> Any:
+def result(state: ExploreState, name: Literal["baseline", "shown", "pictures", "fit"]) -> Any:
     """The record that `name` points to; None without a record. An unreadable record becomes the failure."""
     record = page_job.record(state.job, getattr(state, name))
     if record is None:
