@@ -45,6 +45,7 @@ def measure(request: Measure, report: Report) -> Record:
 
 def find_plans(request: FindPlans, report: Report) -> Record:
     from explorer.plan.planners import front
+    from explorer.plan.why.worth import with_reasons
 
     def played(policy: Policy) -> Measurement:
         from explorer.engine.bench.measure import measure_without_data
@@ -58,7 +59,8 @@ def find_plans(request: FindPlans, report: Report) -> Record:
             return predict_ranks(spec, report).fullest
         return measure_without_data(spec, report)
 
-    return front.find_plans(request.run, request.graph, request.wish, report, played)
+    plans = front.find_plans(request.run, request.graph, request.wish, report, played)
+    return with_reasons(plans, request.run, request.graph)
 
 
 def measure_ranks(request: MeasureRanks, report: Report) -> Record:

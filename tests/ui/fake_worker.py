@@ -12,6 +12,7 @@ from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindFit, Fin
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.levers import RECOMPUTE, limit_of, played_step
 from explorer.plan.planners.front import find_plans
+from explorer.plan.why.worth import with_reasons
 from explorer.record import Failure, Measurement, ModelGraph, Policy, RunSpec
 from explorer.record.allocations import Collective
 from explorer.record.base import to_json
@@ -149,7 +150,7 @@ class FakeWorker:
 
         name = to_json((asked[0].spec, asked[1].fingerprint, asked[2])).decode()
         try:
-            PLANS[name] = PLANS.get(name) or find_plans(*asked, silent, play)
+            PLANS[name] = PLANS.get(name) or with_reasons(find_plans(*asked, silent, play), *asked[:2])
             job.finish(PLANS[name])
         except BadInput as error:
             job.finish(failure=Failure(kind="bad input", sentence=error.sentence, hint=error.hint))

@@ -34,7 +34,7 @@ from explorer.plan.predict.not_predicted import approximate, contradiction
 from explorer.plan.sizes import parse_share
 from explorer.plan.summary import forecast_step
 from explorer.plan.why.collectives import repeated, sent_bytes
-from explorer.plan.why.worth import worth_recomputing
+from explorer.plan.why.worth import sentences, worth_recomputing
 from explorer.record.base import to_plain
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
@@ -187,8 +187,8 @@ def _solve(wish: BudgetOptions, spec: RunSpec, first: Measurement) -> Callable[[
         try:
             return planner.fulfil(wish.resolved(spec, whole, first))
         except BadInput:
-            for row in worth_recomputing(first, planner.graph):
-                say(escape(f"{row['worth recomputing?']}: {row['change']} {row['why no gain']}"))
+            for sentence in sentences(first, planner.graph):
+                say(escape(sentence))
             raise
 
     return solve

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
+from msgspec.structs import replace
+
 from explorer.plan.memory.ledger import in_place
 from explorer.plan.names import Fqns, lineage, listed
 from explorer.plan.predict.forecaster import Forecaster
@@ -17,7 +19,7 @@ from explorer.plan.why.caveats import why_not_predicted
 from explorer.plan.why.peak import FREES_LITTLE, SMALL_BLOCK, SMALL_CHANGE, signed
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
-from explorer.record.plan import Forecast
+from explorer.record.plan import Forecast, Front
 from explorer.record.policy import Policy
 
 MOST_ROWS = 10
@@ -51,6 +53,19 @@ def worth_recomputing(run: Measurement, graph: ModelGraph | None) -> list[dict[s
         row["why no gain"] = _reason(forecaster, policy, forecast, graph)
         rows.append((baseline.step_peak_bytes if peak is None else peak, row))
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])[:MOST_ROWS]]
+
+
+def sentences(run: Measurement, graph: ModelGraph | None) -> list[str]:
+    """The rows of `worth_recomputing` with their reasons, a sentence each."""
+    rows = worth_recomputing(run, graph)
+    return [f"{row['worth recomputing?']}: {row['change']} {row['why no gain']}".rstrip() for row in rows]
+
+
+def with_reasons(front: Front, run: Measurement, graph: ModelGraph) -> Front:
+    """A refusal also says what recomputing each kind of submodule changes, and why it gains nothing."""
+    if not front.refusal:
+        return front
+    return replace(front, refusal=" ".join((front.refusal, *sentences(run, graph))))
 
 
 def _kinds(graph: ModelGraph) -> dict[str, list[str]]:

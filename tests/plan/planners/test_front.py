@@ -10,15 +10,18 @@ import pytest
 from msgspec.structs import replace
 
 from explorer.errors import BadInput, InvalidPolicy
+from explorer.jobs import answers
+from explorer.jobs.protocol import FindPlans
 from explorer.plan.card.step_on_card import excess_bytes, memory_on
 from explorer.plan.planners.candidates import chain_stretches
 from explorer.plan.planners.confirm import MOST_PAIRS, MOST_PLANS_FOR_A_CARD, confirmed, refusal, within_budget
 from explorer.plan.planners.front import find_plans, undominated
 from explorer.plan.planners.planner import Planner
 from explorer.plan.sizes import mib_up
+from explorer.plan.why.worth import worth_recomputing
 from explorer.record import Failure, Measurement, Policy, RunSpec
 from explorer.record.card import Card
-from explorer.record.plan import Plan, Progress, Wish, silent
+from explorer.record.plan import Front, Plan, Progress, Wish, silent
 from tests import graphs
 from tests.plan.planners.samples import graph_and_run, line_of
 from tests.view.builders import Chain, cut, measured
@@ -89,6 +92,11 @@ def test_a_wish_that_cannot_be_is_told_what_can() -> None:
     refused = find_plans(RUN, GRAPH, Wish(budget_bytes=MIB), silent)
     assert f"least that can be reached is {floor.step_peak_bytes / MIB:.1f} MiB" in refused.refusal
     assert [plan.step_peak_bytes for plan in refused.plans] == [floor.step_peak_bytes]
+    answered = answers.find_plans(FindPlans(run=RUN, graph=GRAPH, wish=Wish(budget_bytes=MIB)), silent)
+    assert isinstance(answered, Front) and answered.refusal.startswith(refused.refusal)
+    rows = worth_recomputing(RUN, GRAPH)
+    assert rows and all(row["why no gain"] in answered.refusal for row in rows), "the page shows the answer"
+    assert answers.find_plans(FindPlans(run=RUN, graph=GRAPH, wish=Wish(budget_bytes=40 * MIB)), silent).refusal == ""
 
 
 MIB = 2**20

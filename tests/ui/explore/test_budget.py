@@ -150,6 +150,7 @@ def test_a_budget_for_all_or_none(app: App, worker: FakeWorker, monkeypatch: pyt
     assert {plan.policy for plan in search.plans} <= set(asked.wish.suggested)
     (help,) = [one.help for one in at.markdown if "least that" in one.value]
     assert "has since reached" not in line and "no policy" in line.lower() and "That is held" in help
+    assert "keeps its inputs, and" in help, "and why recomputing a kind of submodule gains nothing"
     at.session_state["explore"].budget.plan = search.plans[0]
     lowest = min(plan.step_peak_bytes for plan in search.plans)
     assert f"The front has since reached {mib(lowest)}" in refusals(at.run())[0]
