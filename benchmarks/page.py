@@ -157,7 +157,7 @@ DRAG = """() => {
 """Counts frames, moves of the slider, and frames with new figures and with a new line."""
 
 
-def in_turns(before: str, rounds: str = "10") -> None:
+def in_turns(before: str, rounds: str, sizes: str) -> None:
     """Clicks, bursts and drags on this head and on the head in the folder `before`, in turns in one browser."""
     from playwright.sync_api import sync_playwright
 
@@ -166,7 +166,7 @@ def in_turns(before: str, rounds: str = "10") -> None:
     heads = {"before": Path(before).resolve(), "now": ROOT}
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as home:
         browser = launch(playwright, path)
-        for n_blocks in (12, *MANY_MS):
+        for n_blocks in map(int, sizes.split(",")):
             model, apps, pages = Path(home) / f"chain_{n_blocks}.py", [], {}
             model.write_text(CHAIN.format(n_layers=n_blocks // 4))
             try:
@@ -194,8 +194,7 @@ def _unfolded(browser: Any, url: str) -> Any:
     page.wait_for_function("() => !/[?&]job=/.test(location.search)")
     page.get_by_role("slider", name=SLIDER).wait_for()
     page.wait_for_timeout(3000)
-    if page.locator(".row .cell").count() or page.locator('.row[aria-expanded="false"]').count():
-        page.locator('.row[aria-expanded="false"] .fold').first.click()
+    page.locator('.row[aria-expanded="false"]:has(.cells) .fold').first.click()
     page.wait_for_timeout(3000)
     return page
 
@@ -203,7 +202,7 @@ def _unfolded(browser: Any, url: str) -> Any:
 def _take_turns(pages: dict[str, Any], n_blocks: int, rounds: int) -> None:
     figures: dict[tuple[str, str], list[float]] = {}
     ids = next(iter(pages.values())).locator(".row.toggles").evaluate_all("rows => rows.map((row) => row.dataset.id)")
-    ids = [id for id in ids if id.count(".") == max(other.count(".") for other in ids[1:9])][:12]
+    ids = [id for id in ids if id.split(".")[-1].isdigit()][:12]
     for i in range(rounds):
         for name, page in pages.items():
             for what, chosen in (("click", ids[i % 12 :][:1]), ("eight clicks", ids[:8] if i < 4 else [])):
@@ -223,9 +222,9 @@ def _take_turns(pages: dict[str, Any], n_blocks: int, rounds: int) -> None:
         _say(f"{n_blocks} blocks, {name}", sign, values)
 
 
-def main(clicks: str = "20", before: str = "") -> None:
+def main(clicks: str = "20", before: str = "", sizes: str = "12,300,1000") -> None:
     if before:
-        in_turns(before, clicks)
+        in_turns(before, clicks, sizes)
         return
     path = find()
     if path is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import runpy
 import socket
 import threading
@@ -346,3 +347,29 @@ def test_the_server_sends_small_messages_at_once(monkeypatch: pytest.MonkeyPatch
 
     with ThreadPoolExecutor(1) as thread:  # Playwright's loop runs in the one that ran browser tests
         assert thread.submit(asyncio.run, delays()).result()
+
+
+PRIVATE = {
+    "_session_mgr": "News of a job reach the page at once, not at the next look: the visitor's session is found by it.",
+    "_scriptrunner": "A rerun that is asked for while one ends must wait for its end.",
+    "_browser_queue": "The last messages of a rerun must be sent before the next one begins.",
+    "_event_loop": "A thread that is no session's hands its call over there.",
+    "_create_scriptrunner": "Patched: what a runner drew last would be dropped by the runner behind it.",
+    "_maybe_handle_execution_control_request": "Patched: a press would end within its callback, half done.",
+    "_rerun_data": "Patched `request_rerun`: a timer of a page that was left has its page there.",
+    "_state": "A session that has ended starts no runner.",
+    "_use_warning_has_been_displayed": "Streamlit reads the sources of all callers for a warning: 70 ms a start.",
+}
+"""Streamlit's private names that the page needs, each with its reason."""
+
+
+def test_each_private_name_of_streamlit_has_a_reason_and_is_there() -> None:
+    root = Path(values.__file__).parents[3]
+    texts = {path: path.read_text() for path in (root / "app.py", *(root / "explorer" / "ui").rglob("*.py"))}
+    own = {name for text in texts.values() for name in re.findall(r"(?:self\.|def |^)(_\w+)", text, re.MULTILINE)}
+    found = re.findall(r'\.(_[a-z]\w+)|"(_session_mgr)"', "\n".join(texts.values()))
+    used = {attribute or name for attribute, name in found}
+    others = own - PRIVATE.keys() | {"_asdict", "_stcore", "_dump_snapshot"}
+    assert used - others == PRIVATE.keys()
+    sources = "".join(path.read_text() for path in Path(streamlit.__file__).parent.glob("**/*.py"))
+    assert not [name for name in PRIVATE if name not in sources]
