@@ -229,11 +229,17 @@ def severity(row: LeverRow) -> int:
 def ranked(rows: Iterable[LeverRow], as_is: PlayedStep) -> tuple[LeverRow, ...]:
     """Rows that fit first; then by price; at equal price by the effect on gradients, then by bytes.
 
-    A lever that saves FLOPs, as frozen parameters do, costs nothing and ranks no higher for that.
+    Prices are equal below a tenth of a percent. A lever that saves FLOPs, as frozen parameters do, costs nothing.
     """
 
     def key(row: LeverRow) -> tuple[bool, float, int, int, tuple[str, ...]]:
-        return not row.step.fits, max(1.0, price(row.step, as_is)), severity(row), row.step.needed_bytes, row.levers
+        return (
+            not row.step.fits,
+            round(max(1.0, price(row.step, as_is)), 3),
+            severity(row),
+            row.step.needed_bytes,
+            row.levers,
+        )
 
     return tuple(sorted(rows, key=key))
 

@@ -128,3 +128,19 @@ def test_the_line_of_a_policy_is_the_policy() -> None:
         (line,) = levers.script_lines(row)
         code = line.removeprefix("explorer.apply_policy(model, ").removesuffix(")")
         assert eval(code, {"explorer": explorer}) == spec.policy
+
+
+def test_a_price_that_prints_as_nothing_is_none() -> None:
+    """The loss over chunks computes a small last layer twice: it comes before a lever that changes the training."""
+    as_is = PlayedStep(spec=SPEC, step_peak_bytes=1000, total_flops=100_000)
+    mild = LeverRow(
+        levers=("chunks",),
+        step=PlayedStep(spec=SPEC, step_peak_bytes=900, total_flops=100_040),
+        judgement=Judgement(effect="rounding"),
+    )
+    other = LeverRow(
+        levers=("sgd",),
+        step=PlayedStep(spec=SPEC, step_peak_bytes=800, total_flops=100_000),
+        judgement=Judgement(effect="different"),
+    )
+    assert levers.ranked([other, mild], as_is) == (mild, other)

@@ -62,11 +62,27 @@ def _settings(transformers: Any, config: str, arguments: dict[str, object]) -> A
         if not (folder / "config.json").is_file() and not path.is_file():
             raise ModelNotLoaded(f"There is no configuration {config}.")
         return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, **arguments)
+    if "/" in config:
+        return _of_hub(transformers, config, arguments)
     kind = getattr(transformers, config, None)
     if kind is None or not hasattr(kind, "model_type"):
         names = [name for name in dir(transformers) if name.endswith("Config")]
         raise ModelNotLoaded(f"transformers has no configuration {config!r}.", hint=nearest(config, names))
     return kind(**arguments)
+
+
+def _of_hub(transformers: Any, name: str, arguments: dict[str, object]) -> Any:
+    """The configuration of a model on the hub: from the cache, else downloaded. Weights and code are never loaded."""
+    for is_cached in (True, False):
+        try:
+            return transformers.AutoConfig.from_pretrained(name, local_files_only=is_cached, **arguments)
+        except OSError as error:
+            trouble = error
+    raise ModelNotLoaded(
+        f"The configuration of {name} is neither a folder here nor in the cache of transformers, and the hub did not "
+        "give it.",
+        hint=f"Check the name, or download it where there is a network: hf download {name} config.json",
+    ) from trouble
 
 
 def _refuse_too_big(transformers: object, config: str, settings: object) -> None:

@@ -51,7 +51,7 @@ def fit_panel(state: ExploreState) -> None:
     st.text(f"As it is: {levers.as_is_text(fit)}")
     _rows(levers.bitwise_only(fit) if bitwise else fit)
     for row in fit.left_out:
-        small_text(f"{row.lever}: {row.reason}")
+        small_text(f"Left out: {row.lever}. {row.reason}")
 
 
 def _rows(fit: Fit) -> None:
