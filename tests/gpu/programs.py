@@ -401,24 +401,32 @@ def write_history(name: str, out: Path, limit_bytes: int = 0) -> None:
     if limit_bytes:
         torch.cuda.set_per_process_memory_fraction(limit_bytes / torch.cuda.get_device_properties(0).total_memory)
     torch.cuda.memory._record_memory_history(max_entries=1_000_000, context=None, stacks="python")
-    said, peaks = "", []
+    said, peaks = "", list[list[int]]()
     try:
         trainee = prepare(spec)
         for _ in range(3):
-            torch.cuda.reset_peak_memory_stats()
-            run_step(trainee)
-            stats = torch.cuda.memory_stats()
-            peaks.append([stats[f"{kind}_bytes.all.peak"] for kind in ("requested", "allocated", "reserved")])
+            peaks.append(peaks_of(lambda: run_step(trainee)))
     except torch.OutOfMemoryError as error:
         said = str(error)
+    write_document(name, out, limit_bytes=limit_bytes, said=said, step_peaks=peaks)
+
+
+def peaks_of(step: Callable[[], object]) -> list[int]:
+    """What torch itself counts at most in a step: requested, allocated and reserved bytes."""
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    stats = torch.cuda.memory_stats()
+    return [stats[f"{kind}_bytes.all.peak"] for kind in ("requested", "allocated", "reserved")]
+
+
+def write_document(name: str, out: Path, **beside: object) -> None:
+    """The history of the current device so far, in the form of tests/golden/cuda_histories."""
     torch.cuda.synchronize()
     snapshot = torch.cuda.memory._snapshot()
     document = {
         "source": f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {name}",
         "allocator_settings": snapshot["allocator_settings"],
-        "limit_bytes": limit_bytes,
-        "said": said,
-        "step_peaks": peaks,
+        **beside,
         "devices": [history_device(snapshot)],
     }
     with gzip.open(out, "wt") as file:
@@ -427,13 +435,15 @@ def write_history(name: str, out: Path, limit_bytes: int = 0) -> None:
 
 def history_device(snapshot: dict[str, Any]) -> dict[str, Any]:
     """A device whose history is whole: nothing was there before the first event."""
-    trace = snapshot["device_traces"][0]
+    device = torch.cuda.current_device()
+    trace = snapshot["device_traces"][device]
     kinds = sorted({event["action"] for event in trace})
     keys = "address", "total_size", "allocated_size", "active_size", "stream"
+    segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
     events = [[kinds.index(event["action"]), event.get("addr", 0), event["size"], event["stream"]] for event in trace]
     return {
         "device": 0, "first_segments": [], "first_blocks": [], "kinds": kinds, "events": events,
-        "last_segments": [[segment[key] for key in keys] for segment in snapshot["segments"]],
+        "last_segments": [[segment[key] for key in keys] for segment in segments],
     }  # fmt: skip
 
 
