@@ -4,7 +4,6 @@
     python -m tests.golden.make cuda         # the same on a CUDA machine: tests/golden/cuda.msgpack
     python -m tests.golden.make samples      # sample_models/recorded/*.run, which the page shows on a first visit
     python -m tests.golden.make lessons      # explorer/lab/view/pictures.json: what the cards of the Lab show
-    python -m tests.golden.make imaginary    # histories of an imaginary H100, with a CUDA build of torch: no GPU
 
 Figures of time and bytes in it are those of the machine that made it; the tests check laws, not those figures.
 """
@@ -12,7 +11,6 @@ Figures of time and bytes in it are those of the machine that made it; the tests
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -21,13 +19,11 @@ import msgspec
 
 from explorer.engine.bench.measure import measure
 from explorer.engine.compare.compare import compare
-from explorer.engine.imaginary.run import run_on
 from explorer.engine.model.describe import describe
 from explorer.lab.engine.run import run_lab
 from explorer.lab.plan import lessons as all_lessons
 from explorer.lab.record import LessonPicture
 from explorer.lab.view.outcome import PICTURES
-from explorer.plan.card.cards import parse_card
 from explorer.plan.catalogue import SAMPLES, RecordedSample, Sample, catalogue
 from explorer.plan.planners.front import find_plans
 from explorer.record import Measurement, ModelRef, Policy, RunSpec
@@ -68,22 +64,6 @@ def lessons() -> None:
     print(f"{PICTURES}: {PICTURES.stat().st_size:,} bytes, {len(pictures)} lessons")
 
 
-def imaginary() -> None:
-    """A pair with and without checkpointing, a refused request, expandable segments, and two ranks of FSDP2."""
-    histories = HERE / "cuda_histories"
-    for part in ("gpt-kept", "gpt-recomputed", "refused"):
-        _record(part, histories / f"imaginary__{part}.json.gz")
-    _record("gpt-recomputed", HERE / "imaginary" / "gpt-recomputed-expandable.json.gz", "expandable_segments:True")
-    ranks = ["run", "--card", "h100", "--ranks", "2", "tests/gpu/fsdp2_history.py", str(histories)]
-    subprocess.run([sys.executable, "-m", "explorer", *ranks], check=True)
-
-
-def _record(part: str, out: Path, settings: str = "") -> None:
-    options = {"PYTORCH_ALLOC_CONF": settings} if settings else {}
-    program = ["-m", "tests.gpu.programs", str(out), "--only", part]
-    run_on(parse_card("h100"), program, options).check_returncode()
-
-
 def main(device: str) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, when CUDA starts; the worker sets it too
     baseline = RunSpec(
@@ -104,5 +84,5 @@ def main(device: str) -> None:
 
 if __name__ == "__main__":
     what = sys.argv[1] if len(sys.argv) > 1 else "cpu"
-    made = {"samples": samples, "lessons": lessons, "imaginary": imaginary}.get(what)
+    made = {"samples": samples, "lessons": lessons}.get(what)
     made() if made is not None else main(what)

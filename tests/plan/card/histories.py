@@ -1,6 +1,6 @@
 """Allocator histories of real GPUs, most from public repositories: tests/golden/cuda_histories, origin in each file.
 
-`imaginary__*` are torch 2.13's own on an imaginary H100: `python -m tests.golden.make imaginary`.
+`imaginary__*` are torch 2.13's own on an imaginary H100: `python -m tests.golden.make_imaginary`.
 
 `replay` plays one through our allocator: requests, frees and returned segments are those of the history, the address of
 a new segment too; which block a request takes, and when the driver is asked, is the allocator's own doing.
