@@ -167,7 +167,7 @@ function overlay({ xaxis, yaxis }, area, { x, heights, peak, label, colour }) {
   make(layer, "path", { d, fill: "none", stroke: "rgba(255,255,255,.85)", "stroke-width": 5 })
   make(layer, "path", { d, fill: "none", stroke: colour, "stroke-width": 2, "stroke-dasharray": "9 9" })
   const [left, top] = [Number(across(peak[0])), Number(down(peak[1])) - 14]
-  const wide = 6.4 * label.length + 4
+  const wide = 5 * label.length + 2
   make(layer, "rect", { x: left - wide / 2, y: top - 9, width: wide, height: 18, fill: "#fff" })
   const font = getComputedStyle(area.ownerSVGElement.querySelector("text")).fontFamily
   const text = make(layer, "text", { "font-family": font, x: left, y: top + 4, "text-anchor": "middle", fill: colour, "font-size": 12 })
