@@ -75,11 +75,10 @@ def _names_torch_alone(method: FunctionType) -> bool:
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
         names |= {*code.co_names}
     kinds = {instruction.opname for code in codes for instruction in dis.get_instructions(code)}
-    if any(kind.startswith(_WRITES) for kind in kinds) or not all(
-        isinstance(value, (type, *PLAIN)) for value in values
-    ):
+    if any(kind.startswith(_WRITES) for kind in kinds):
         return False
-    return all(map(partial(_is_harmless, method.__globals__), names))
+    is_plain = all(isinstance(value, (type, *PLAIN)) for value in values)
+    return is_plain and all(map(partial(_is_harmless, method.__globals__), names))
 
 
 def _is_harmless(file: dict[str, object], name: str) -> bool:
