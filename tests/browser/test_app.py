@@ -97,6 +97,7 @@ LINES = """() => {
 def test_a_click_is_answered_before_streamlit_is_told_and_the_rerun_agrees(explore: Page) -> None:
     page, tops = explore, explore.locator(".figure .value")
     undo = page.get_by_role("button", name="Undo")
+    page.locator(".st-key-first .nsewdrag").first.wait_for(state="attached")  # a sketch has no line
     for block, count in (("head", "0 of 4 blocks and 1 more"), ("layers", "4 of 4 blocks and 1 more")):
         page.evaluate(REST_LONG)
         settled(page).locator(f'[data-id="{block}"]').click()
