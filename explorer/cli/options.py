@@ -24,7 +24,7 @@ from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.memory.next_step import next_step
 from explorer.plan.policy import read_policy
 from explorer.plan.policy.presets import PRESETS
-from explorer.plan.recognize import argument_value, set_pairs
+from explorer.plan.recognize import argument_value, lora_of, set_pairs
 from explorer.plan.sizes import parse_bytes
 from explorer.record.base import Record, limits
 from explorer.record.card import Card
@@ -89,11 +89,16 @@ class ConditionOptions(ModelOptions):
     autocast: Annotated[Literal["none", "bfloat16", "float16"], in_step()] = "none"
     mode: Annotated[Literal["train", "eval"], in_step()] = "train"
     frozen: Annotated[Names, in_step(metavar="BLOCK", help="Block whose parameters need no gradient.")] = None
+    lora: Annotated[
+        str | None,
+        in_step(metavar="r=N,targets=A+B", help="Freeze the model and train LoRA adapters beside these Linear layers."),
+    ] = None
 
     def spec(self, target: str) -> RunSpec:
         """The step with everything kept. Raises BadInput for options that say nothing, or nothing together."""
         conditions = {name: getattr(self, name) for name in ("seed", "device", "autocast", "mode")}
-        return RunSpec(model=self.ref(target), frozen=tuple(self.frozen or ()), **conditions)
+        lora = None if self.lora is None else lora_of(self.lora)
+        return RunSpec(model=self.ref(target), frozen=tuple(self.frozen or ()), lora=lora, **conditions)
 
 
 @dataclass(frozen=True, kw_only=True)

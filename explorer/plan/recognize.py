@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +26,14 @@ from explorer.plan.catalogue import LARGEST_SOURCE, source_path
 from explorer.plan.names import listed
 from explorer.record.bounded_file import read_start, read_text
 from explorer.record.files import RUN_MAGIC
+from explorer.record.graph import Lora
 
 Kind = Literal["script", "model", "run", "history", "lock", "policy"]
 _TRAINING_CALLS = {"backward", "fit", "manual_backward", "backward_step", "train_step", "training_step"}
 _TRAINING_NAMES = {"Trainer", "Seq2SeqTrainer", "SFTTrainer", "Accelerator", "initialize"}
 _OPTIMIZERS = ("torch.optim", "optim", "optimizers", "accelerate", "deepspeed", "lightning", "pytorch_lightning")
 _FACTORIES = ("build", "build_model", "make_model", "create_model", "get_model", "make", "model")
+LORA_EXAMPLE = "For example --lora r=16,targets=q_proj+v_proj."
 _HOW = "Give a training script, a file with a model, a config.json, hf:NAME, or a run, snapshot, policy or lock."
 
 
@@ -229,6 +232,20 @@ def set_pairs(texts: list[str] | None) -> dict[str, str]:
     if wrong := ["".join(pair) for pair in pairs if not pair[1] or not pair[0]]:
         raise BadInput(f"--set takes NAME=VALUE and got {', '.join(wrong)}.", hint="For example --set n_layers=6.")
     return {name: value for name, _, value in pairs}
+
+
+_LORA = re.compile(r"(?:r=(?P<rank>[1-9]\d*),)?targets=(?P<targets>[\w.+]+)")
+
+
+def lora_of(text: str) -> Lora:
+    """`r=16,targets=q_proj+v_proj`: adapters beside each Linear whose fqn is, or ends with, one of the names, as in
+    peft. Raises BadInput."""
+    found = _LORA.fullmatch(text.replace(" ", ""))
+    names = [name for name in found["targets"].split("+") if name] if found else []
+    if found is None or not names:
+        raise BadInput(f"--lora takes a rank and names of Linear layers and got {text!r}.", hint=LORA_EXAMPLE)
+    targets = rf"(.*\.)?({'|'.join(map(re.escape, names))})"
+    return Lora(targets=targets, rank=int(found["rank"] or Lora(targets="").rank))
 
 
 def argument_value(text: str) -> int | float | str | bool:

@@ -21,6 +21,7 @@ from explorer.cli.report import document, print_record
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
 from explorer.plan.policy.presets import PRESETS
+from explorer.plan.recognize import LORA_EXAMPLE, lora_of
 from explorer.record import RunSpec
 from explorer.record.base import limits
 from tests import graphs
@@ -129,6 +130,37 @@ def test_check_knows_under_which_conditions_the_policy_runs(shared: Worker, tiny
     assert "reentrant-autocast" in rules("--autocast", "bfloat16") - plain
     assert "reentrant-frozen" in rules("--frozen", "blocks.0") - plain
     assert "no block or parameter" in run("check", str(path), tiny, "--frozen", "blocs.0", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "rank"),
+    [
+        ("r=16,targets=q_proj+v_proj", {"q_proj", "layers.3.q_proj", "v_proj"}, 16),
+        ("targets=0.qkv", {"0.qkv", "blocks.0.qkv"}, 8),
+        ("r=2, targets=head+", {"head", "a.head"}, 2),
+    ],
+)
+def test_adapters_are_named_by_the_ends_of_layers(text: str, names: set[str], rank: int) -> None:
+    lora = lora_of(text)
+    others = {"q_proj2", "my_q_proj", "q_proj.x", "blocks.10xqkv", "ahead", "blocks.00.qkv"}
+    assert {name for name in names | others if re.fullmatch(lora.targets, name)} == names
+    assert lora.rank == rank
+
+
+@pytest.mark.parametrize(
+    "text", ["", "r=8", "r=0,targets=a", "rank=8,targets=a", "targets=", "targets=+", "targets=a|b"]
+)
+def test_other_words_for_adapters_end_in_a_sentence(text: str) -> None:
+    said = run("measure", "net.py", "--lora", text, code=2).stderr
+    assert "--lora takes a rank and names of Linear layers" in said and LORA_EXAMPLE in said
+
+
+def test_a_step_with_adapters_holds_what_was_predicted(shared: Worker, tiny: str) -> None:
+    words = ("measure", tiny, "--lora", "r=2,targets=linear", "--repeats", "1", "--json")
+    played, measured = (json.loads(run(*words, *more).stdout) for more in (("--predict",), ()))
+    assert played["step_peak_bytes"] == pytest.approx(measured["step_peak_bytes"], rel=1e-3)
+    plain = json.loads(run("measure", tiny, "--predict", "--json").stdout)
+    assert played["step_peak_bytes"] != plain["step_peak_bytes"]
 
 
 def test_check_takes_a_preset(shared: Worker, tiny: str) -> None:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from explorer.errors import BadInput
 from explorer.plan.levers import Parts
+from explorer.plan.names import some
 from explorer.record.graph import Lora
 
 ALPHA = 8
@@ -44,11 +45,12 @@ def add_adapters(model: nn.Module, lora: Lora) -> None:
 
     Adapters that are there stay. Raises BadInput if no Linear is targeted.
     """
-    targets = [layer for fqn, layer in model.named_modules() if _is_linear(layer) and re.fullmatch(lora.targets, fqn)]
+    linears = {fqn: layer for fqn, layer in model.named_modules() if _is_linear(layer)}
+    targets = [layer for fqn, layer in linears.items() if re.fullmatch(lora.targets, fqn)]
     if not targets:
         raise BadInput(
             f"Adapters are put beside Linear layers, and {lora.targets!r} matches none of this model.",
-            hint="The expression matches the whole name of a layer, such as blocks.0.qkv.",
+            hint=f"Its Linear layers are {some(list(linears))}." if linears else "The model has no Linear layer.",
         )
     model.requires_grad_(False)
     for layer in targets:

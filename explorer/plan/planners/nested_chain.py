@@ -241,7 +241,7 @@ def nested_chain(forecaster: Forecaster, graph: ModelGraph, candidates: Candidat
         kept, inputs = [max(kept[:-1])] * len(chain), [max(inputs[1:])] * len(chain)
     most_bytes, input_bytes = sum(kept) + max(inputs), max(inputs[1:])
     grain = max(most_bytes / (N_GRAINS if equal else N_GRAINS_UNEQUAL), 1.0)
-    if equal:  # an input is a whole number of grains: a tight plan holds many inputs and one kept block
+    if equal and input_bytes:  # an input is a whole number of grains: a tight plan holds many inputs and one kept block
         grain = max(input_bytes / math.ceil(input_bytes / grain), most_bytes / MOST_GRAINS)
     revolve = Revolve(
         forward=forward,
