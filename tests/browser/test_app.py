@@ -104,12 +104,13 @@ def test_a_click_is_answered_before_streamlit_is_told_and_the_rerun_agrees(explo
         confirm_marks(page, count)
         assert undo.count() == (block == "layers"), "Streamlit has drawn nothing yet"
         answered = page.evaluate(DRAWN)
-        assert page.evaluate(LINES) == 1, "the line of the policy before is hidden"
+        is_predicted = "≈" in tops.first.inner_text()  # another test of this app may have run the policy
+        assert page.evaluate(LINES) == is_predicted, "the line of the policy before is hidden"
         tops.first.click()  # a press outside tells it
         undo.wait_for()
         page.locator(".desk-line").wait_for(state="detached")
         assert settled(page).evaluate(DRAWN) == answered
-        assert page.evaluate(LINES) == 1
+        assert page.evaluate(LINES) == is_predicted
     before = page.evaluate(DRAWN)
     page.evaluate("""() => {
         const host = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".graph"))

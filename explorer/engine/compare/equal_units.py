@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import dis
 from collections.abc import Hashable, Sequence
-from functools import partial
+from functools import cache, partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -22,12 +22,25 @@ from torch.nn.modules.module import _has_any_global_hook
 from explorer.engine.state.reachable import PLAIN, cell_contents, is_own_module, items
 
 _NAMES = str.split("abs bool enumerate float int isinstance len max min range reversed sum super tuple zip")
-_REFUSED = {*vars(nn.Module), *vars(dict), *vars(list), *vars(set), *str.split("ops classes save load from_file")} - {
-    "forward", "to", "float", "half",
-}  # fmt: skip
-"""Attributes that change a module or a container, and those of torch that lead to other packages and to files."""
 _WRITES = ("IMPORT", "DELETE", "STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "STORE_SLICE")
 _OF_CLASSES = str.split("__module__ __doc__ __annotations__ __static_attributes__ __firstlineno__")
+
+
+@cache
+def _refused(of_modules: frozenset[str]) -> frozenset[str]:
+    """Attributes that change a module or a container, and those of torch that lead to other packages and to files."""
+    containers = (*vars(dict), *vars(list), *vars(set))
+    return of_modules.union(containers, str.split("ops classes save load from_file")) - {
+        "forward",
+        "to",
+        "float",
+        "half",
+    }
+
+
+def _is_refused(name: str) -> bool:
+    """Whether code that reads this attribute may remember something. Packages add methods to torch's Module."""
+    return name in _refused(frozenset(vars(nn.Module)))
 
 
 def signature(modules: Sequence[nn.Module], inputs: object) -> Hashable | None:
@@ -57,12 +70,13 @@ def _shape(value: Any) -> Hashable:
 
 
 def _only_computes(owner: object) -> bool:
-    """Whether a class has methods alone that remember nothing. Torch is trusted unless a user replaced a function."""
+    """Whether a class has methods alone that remember nothing. Torch is trusted unless a function that code may call
+    was replaced."""
     functions = {name: value for name, value in vars(owner).items() if isinstance(value, FunctionType)}
     if not is_own_module(getattr(owner, "__module__", "torch")):
         # A decorator copies the name of a function, but not its globals. Torch itself decorates private ones.
-        files = (str(function.__globals__["__name__"]) for name, function in functions.items() if name[0] != "_")
-        return not any(map(is_own_module, files))
+        called = (function for name, function in functions.items() if name[0] != "_" and not _is_refused(name))
+        return not any(is_own_module(str(function.__globals__["__name__"])) for function in called)
     return {*functions, *_OF_CLASSES} >= {*vars(owner)} and all(map(_names_torch_alone, functions.values()))
 
 
@@ -86,4 +100,4 @@ def _is_harmless(file: dict[str, object], name: str) -> bool:
     if name in file:
         value = file[name]
         return isinstance(value, ModuleType) and value.__name__.partition(".")[0] in ("torch", "math")
-    return name in _NAMES or not (hasattr(builtins, name) or name.startswith("_") or name in _REFUSED)
+    return name in _NAMES or not (hasattr(builtins, name) or name.startswith("_") or _is_refused(name))

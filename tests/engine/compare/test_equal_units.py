@@ -88,6 +88,20 @@ def test_a_function_of_torch_that_a_user_replaced_is_not_trusted(monkeypatch: py
     assert signature([Pure()], X) is None
 
 
+def test_a_method_that_a_package_adds_to_all_modules_is_refused_only_where_it_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As transformers does with smart_apply."""
+
+    class Calling(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return self.added_here(x)
+
+    monkeypatch.setattr(nn.Module, "added_here", lambda self, x: x, raising=False)
+    assert signature([Pure()], X) is not None
+    assert signature([Calling()], X) is None
+
+
 def test_a_hook_on_all_modules_leaves_no_signature() -> None:
     with nn.modules.module.register_module_forward_hook(lambda *of: None):
         assert signature([Pure()], X) is None
