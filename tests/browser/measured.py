@@ -59,7 +59,7 @@ def stacks_when_narrow(page: Page, panel: str) -> None:
 def guided(page: Page, saved: Path) -> Iterator[str]:
     """Walks the guided path from the recorded sample to the policy file, which it saves. Yields the text of each step
     once its task is done."""
-    page.get_by_text("recorded on another machine").wait_for()
+    page.get_by_text("recorded on another machine").first.wait_for()
     page.get_by_role("button", name="New here?").click()
     panel = page.locator(".st-key-tour")
     for step in STEPS[: [step.key for step in STEPS].index("take") + 1]:

@@ -10,7 +10,8 @@ time           n steps, the last two with light hooks        by phase and by blo
 price          one forward, each operator by itself          shares of a block's time
                3 forwards with every operator dispatched     time of keeping operators' results (save_ops)
                a few small modules, kept and recomputed      time of a checkpoint beside its second forward
-               only forecasts need a price: pairs have none
+
+The price is what only forecasts need: `measure` reads it, a pair does without.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.device.without_data import cast_buffers, without_data
 from explorer.engine.imaginary.run import untimed
 from explorer.engine.model.conditions import torch_dtype
-from explorer.engine.model.describe import describe, describe_before_compiler, describe_copy, graph_of_conditions
+from explorer.engine.model.describe import describe, describe_copy, graph_of_conditions
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming, cast_type
 from explorer.engine.policy.apply import apply_policy
@@ -149,12 +150,11 @@ def measure_what_fits(spec: RunSpec, report: Report = silent, *, with_graph: boo
 
     `refused` lists the earlier runs, beginning with `spec`: the least held bytes and the place of the refusal. The
     baseline is composed from the run that fits. Each attempt has its process: a process does not return all memory.
-    `with_graph`: as `measure_and_describe`, or after `describe_before_compiler`. If no policy fits, the last attempt is
-    returned with its failure. Raises the errors of load and prepare, OutOfMemory if the system ended the last attempt.
+    `with_graph`: as `measure_and_describe`. If no policy fits, the last attempt is returned with its failure. Raises
+    the errors of load and prepare, OutOfMemory if the system ended even the last attempt.
     """
     refused: list[Refused] = []
-    graph = describe_before_compiler(spec, report) if with_graph else None
-    function = measure_and_describe if with_graph and graph is None else measure
+    function, graph = measure_and_describe if with_graph else measure, None
     for name, policy in _attempts(spec):
         prefix = f"{refused[-1].what} does not fit, now {name}: " if refused else ""
 

@@ -29,22 +29,13 @@ from explorer.record.base import from_json, to_json
 from explorer.record.plan import Progress, Report
 
 POLL_S = 0.2
-COMPILER = "torch._dynamo"
-"""The first checkpoint and the first optimizer of a process import it, for more than a second."""
 Kind = TypeVar("Kind")
 
 
-def call_in_subprocess(
-    function: Callable[..., Kind],
-    *arguments: object,
-    report: Report,
-    what: str,
-    needs: Sequence[str] = (COMPILER,),
-) -> Kind | None:
+def call_in_subprocess(function: Callable[..., Kind], *arguments: object, report: Report, what: str) -> Kind | None:
     """Result of `function(*arguments, report)`; None if the system ended the process for lack of memory.
 
     `function` is looked up by name, `arguments` and result are pickled, and `what` names the work in errors.
-    The server imports the modules in `needs` before it starts the process.
     Raises the function's error if it is of explorer/errors.py, and what `report` raises. Raises Crashed if the process
     ended otherwise.
     """
@@ -54,7 +45,7 @@ def call_in_subprocess(
     where = (function.__module__, function.__qualname__)
     with (
         tempfile.TemporaryFile() as result,
-        Answering(answer_call, where, arguments, files=[result.fileno()], needs=needs) as child,
+        Answering(answer_call, where, arguments, files=[result.fileno()], needs=["torch._dynamo"]) as child,
     ):
 
         def alive() -> None:

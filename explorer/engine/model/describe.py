@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
@@ -35,10 +34,8 @@ from explorer.engine.watch.scopes import around_backward
 from explorer.engine.watch.state_changes import SharedTensors, moved_names, moved_traits, state_pictures
 from explorer.errors import BadInput, ExplorerError, ModelFailed, message_of
 from explorer.plan.names import is_within, lineage
-from explorer.record.base import to_msgpack
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import IN_TRAINING, Block, Conditions, ModelGraph, ModelRef, Trait
-from explorer.record.measurement import Measurement
 from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import Device, RunSpec
 
@@ -68,27 +65,6 @@ def describe(
             return describe_loaded(loaded, lambda: load(ref, seed=seed), where, conditions)
     finally:
         rng.restore()
-
-
-def describe_first(spec: RunSpec, report: Report = silent) -> ModelGraph:
-    """The graph of the model, also reported as the first part of its measurement."""
-    graph = describe(spec.model, seed=spec.seed, device=spec.device, conditions=spec.conditions, report=report)
-    where = device_of(torch.device(spec.device)).environment(spec.n_threads)
-    part = to_msgpack(Measurement(spec=spec, environment=where, graph=graph))
-    report(Progress(what="preparing the step", done=2, total=2, part=part))
-    return graph
-
-
-def describe_before_compiler(spec: RunSpec, report: Report) -> ModelGraph | None:
-    """`describe_first` in a process that does not wait until the fork server has imported torch's compiler.
-
-    None if the server has imported the compiler already, or if the system ended the process for lack of memory.
-    """
-    from explorer.engine.device.subprocess_call import COMPILER, call_in_subprocess  # the user's own script loads none
-
-    if COMPILER in sys.modules:
-        return None
-    return call_in_subprocess(describe_first, spec, report=report, what=f"read {spec.model.target}", needs=())
 
 
 def describe_step(model: nn.Module, step: Callable[[], object], target: str) -> ModelGraph:

@@ -5,22 +5,14 @@ from __future__ import annotations
 import math
 import resource
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import torch
 
 from explorer.engine.bench import measure as measuring
-from explorer.engine.bench.measure import (
-    measure,
-    measure_and_describe,
-    measure_pair,
-    measure_what_fits,
-    measure_without_data,
-)
+from explorer.engine.bench.measure import measure, measure_and_describe, measure_pair, measure_without_data
 from explorer.engine.bench.step import Trainee, prepare, run_step
-from explorer.engine.device import subprocess_call
 from explorer.engine.device.allocator import CpuRecorder, Refusal
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.device.memory_limit import failure_in_step, out_of_memory, process_memory_limit
@@ -31,7 +23,7 @@ from explorer.errors import BadInput, Cancelled, InvalidPolicy, ModelFailed, Out
 from explorer.plan.predict.calls import RNG_STATE_BYTES
 from explorer.record import Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import from_msgpack
-from explorer.record.plan import Progress, Report
+from explorer.record.plan import Progress
 from tests.engine.tiny_nets import ref
 from tests.zoo import GPT, gpt_pair, sample, sample_run
 
@@ -121,26 +113,6 @@ def test_a_graph_comes_first_and_a_run_that_is_not_timed_takes_three_steps(monke
     assert (run.loss, run.total_flops) == (alone.loss, alone.total_flops)
     assert alone.times is None and alone.failure is None
     assert len(steps) == 2 * 3 and alone_reports[0].total == len(alone_reports) == 1 + 3
-
-
-@pytest.mark.parametrize("is_imported", [True, False])
-def test_a_graph_waits_for_no_import_of_the_compiler(monkeypatch: pytest.MonkeyPatch, is_imported: bool) -> None:
-    calls, reports = list[tuple[str, object]](), list[Progress]()
-
-    def call(function: Any, spec: RunSpec, *, report: Report, what: str, needs: object = "compiler") -> Any:
-        calls.append((function.__name__, needs))
-        return function(spec, report)
-
-    for module in (measuring, subprocess_call):
-        monkeypatch.setattr(module, "call_in_subprocess", call)
-    monkeypatch.setattr(subprocess_call, "COMPILER", "sys" if is_imported else "no such module")
-    spec = RunSpec(model=ref("chain"), n_repeats=0)
-    run = measure_what_fits(spec, reports.append, with_graph=True)
-    alone = [("measure_and_describe", "compiler")]
-    assert calls == (alone if is_imported else [("describe_first", ()), ("measure", "compiler")])
-    first, recorded = [from_msgpack(p.part, Measurement) for p in reports if p.part][:2]
-    assert first.graph == describe(spec.model) == run.graph and first.allocations is None
-    assert recorded.allocations is not None and recorded.step_peak_bytes == run.step_peak_bytes
 
 
 def test_out_of_memory_is_a_result_with_the_timeline_so_far() -> None:
