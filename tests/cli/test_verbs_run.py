@@ -509,3 +509,15 @@ def test_every_verb_asks_one_list_of_what_is_not_predicted(name: str, tiny: str,
     forecast = not_predicted(policy, graph)  # what the page says of a policy that is only drawn
     assert forecast == why_not_predicted(policy, graph, Forecast()) and forecast in checked.stderr
     assert "does not cover" in forecast
+
+
+def test_a_script_that_asks_for_a_gpu_is_answered_by_the_imaginary_card_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nloss = torch.ones(1, requires_grad=True).cuda().sum()\nloss.backward()\n")
+    asked: list[str] = []
+    monkeypatch.setattr("explorer.own_loop.on_card.check_cuda_build", lambda script: None)
+    monkeypatch.setattr(run_verb, "_on_card", lambda request, script, arguments: asked.append(request.card))
+    assert "asks for a GPU" in run(str(script), "--card", "t4").stderr
+    assert asked == ["t4"]

@@ -64,7 +64,7 @@ def test_each_frame_of_a_real_step_holds_what_the_ledger_holds_at_its_end(pair: 
 
 def blocks_in(made: Film, phase: str) -> list[str]:
     """Labels of the blocks of a phase in the order of its frames, each stretch once."""
-    labels = [made.rows[frame.row][0] for frame in made.frames if frame.phase == phase and frame.row >= 0]
+    labels = [made.rows[frame.row][0] for frame in made.frames if frame.phase == phase and frame.row is not None]
     return [label for before, label in zip(["", *labels], labels) if label != before]
 
 

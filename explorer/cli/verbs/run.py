@@ -122,7 +122,7 @@ def run(
         elif not chosen.is_plain:  # stdout is the script's own
             print_lines(summary_lines(summaries[-1]), CleanConsole(stderr=True, highlight=False))
 
-    with redirect_stdout(sys.stderr if output.json else sys.stdout), card_if_asked(request, path, arguments or []):
+    with card_if_asked(request, path, arguments or []), redirect_stdout(sys.stderr if output.json else sys.stdout):
         under_watch(path, arguments or [], chosen, recorded)
     if output.json:
         print_json(summary_document(summaries[-1]))

@@ -125,10 +125,11 @@ def _show_script(script: Path, options: ShowOptions, output: Output, arguments: 
     chosen = Chosen(stop=True)
     recorded: list[tuple[Measurement, Path]] = []
     request = OnCardRequest(card=options.card or USUAL_CARD, out=chosen.out, json=output.json)
-    with redirect_stdout(sys.stderr if output.json else sys.stdout), card_if_asked(request, script, arguments):
+    with card_if_asked(request, script, arguments), redirect_stdout(sys.stderr if output.json else sys.stdout):
         under_watch(script, arguments, chosen, lambda run, path: recorded.append((run, path)))
-    run, path = recorded[-1]
-    _answer(ReportOf(run=run, name=run.recorded_in), str(path), options, output)
+    if recorded:  # else the imaginary card has answered
+        run, path = recorded[-1]
+        _answer(ReportOf(run=run, name=run.recorded_in), str(path), options, output)
 
 
 def _answer_lines(record: object, lines: Iterable[Line], output: Output) -> None:

@@ -29,13 +29,9 @@ _OF_CLASSES = str.split("__module__ __doc__ __annotations__ __static_attributes_
 @cache
 def _refused(of_modules: frozenset[str]) -> frozenset[str]:
     """Attributes that change a module or a container, and those of torch that lead to other packages and to files."""
-    containers = (*vars(dict), *vars(list), *vars(set))
-    return of_modules.union(containers, str.split("ops classes save load from_file")) - {
-        "forward",
-        "to",
-        "float",
-        "half",
-    }
+    containers = {*vars(dict), *vars(list), *vars(set)}
+    to_files = {"ops", "classes", "save", "load", "from_file"}
+    return (of_modules | containers | to_files) - {"forward", "to", "float", "half"}
 
 
 def _is_refused(name: str) -> bool:

@@ -18,7 +18,7 @@ function heldAt(film, at) {
 
 function wordsOf(film, at) {
   const { phase, row, held } = film.frames[at]
-  return `${phase}${row < 0 ? "" : ` of ${film.rows[row][0]}`}: ${held} held`
+  return `${phase}${row === null ? "" : ` of ${film.rows[row][0]}`}: ${held} held`
 }
 
 function show(v) {

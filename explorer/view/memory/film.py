@@ -30,8 +30,8 @@ class FilmFrame:
     x: float
     """Place on the chart's axis."""
     phase: str
-    row: int
-    """Row of the block that causes the events; -1: no block."""
+    row: int | None
+    """Row of the block that causes the events; None: no block."""
     held: str
     """All bytes held, in words."""
     changes: list[tuple[int, int]]
@@ -60,10 +60,11 @@ def film(run: Measurement, x: Positions) -> Film | None:
     if log is None or not names:
         return None
     rows = rows_of(names, MOST_BLOCKS)
-    phase, cause = _causes(run, log, rows)
+    row_of = _row_of(log, rows)
+    phase, cause = _causes(run, log, row_of)
     turns = np.flatnonzero(np.diff(phase) | np.diff(cause))
     ends = np.append(turns, log.n_ticks)
-    total, by_row = held(log), _held_by_row(log, rows)[:, ends]
+    total, by_row = held(log), _held_by_row(log, row_of, len(rows.rows))[:, ends]
     before = np.zeros(len(rows.rows), dtype=np.int64)
     frames: list[FilmFrame] = []
     for i, tick in enumerate(ends.tolist()):
@@ -74,7 +75,7 @@ def film(run: Measurement, x: Positions) -> Film | None:
             FilmFrame(
                 x=round(float(x[tick]), 3),
                 phase=PHASES[phase[tick]] if phase[tick] >= 0 else "before",
-                row=int(cause[tick]),
+                row=int(cause[tick]) if cause[tick] >= 0 else None,
                 held=mib(int(total[tick])),
                 changes=[(row, int(now[row])) for row in changed],
             )
@@ -87,14 +88,13 @@ def film(run: Measurement, x: Positions) -> Film | None:
     )
 
 
-def _causes(run: Measurement, log: Allocations, rows: Rows) -> tuple[Bytes, Bytes]:
+def _causes(run: Measurement, log: Allocations, row_of: Bytes) -> tuple[Bytes, Bytes]:
     """Phase and row of the events of each tick; -1: before the step, no row.
 
     An allocation belongs to its block; a free, and what no block owns, to the block before it in the phase.
     """
-    happened, row_of = events(log), _row_of(log, rows)
-    is_born = happened.sign > 0
-    cause = np.where(is_born, row_of[happened.entry], -1)
+    happened = events(log)
+    cause = np.where(happened.sign > 0, row_of[happened.entry], -1)
     phase = np.full(log.n_ticks + 1, -1, dtype=np.int64)
     for span in run.phases:
         phase[span.first_tick : span.end_tick] = PHASES.index(span.phase)
@@ -111,8 +111,7 @@ def _row_of(log: Allocations, rows: Rows) -> Bytes:
     return by_block[array_of(log.block)] if len(log.block) else np.full(1, -1, dtype=np.int64)
 
 
-def _held_by_row(log: Allocations, rows: Rows) -> Bytes:
+def _held_by_row(log: Allocations, row_of: Bytes, n_rows: int) -> Bytes:
     """Bytes that each row holds at each tick, without those that no policy frees; shape [rows, n_ticks + 1]."""
     freeable = ~np.isin(array_of(log.role), [ROLES.index(name) for name in FIXED_ROLES])
-    row_of = _row_of(log, rows)
-    return np.stack([held(log, freeable & (row_of == i)) for i in range(len(rows.rows))])
+    return np.stack([held(log, freeable & (row_of == i)) for i in range(n_rows)])
