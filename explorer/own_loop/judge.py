@@ -25,7 +25,7 @@ from torch import nn
 
 from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.compare.judgement import judge_programs
-from explorer.engine.compare.programs import Step, step_programs
+from explorer.engine.compare.step_program import Step, step_programs
 from explorer.engine.compare.watched import RerunDraws
 from explorer.engine.device.device import device_of, device_of_model
 from explorer.engine.model.equal_models import same_parameters

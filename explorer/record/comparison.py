@@ -1,7 +1,6 @@
 """The comparison of a step under two policies: baseline and candidate, tensor by tensor.
 
-Diffs hold distances between a tensor, generator or mask of two runs. Verdicts are derived from the distances and never
-stored.
+Diffs hold distances between two runs. Verdicts are derived from the distances and never stored.
 """
 
 from __future__ import annotations
@@ -206,6 +205,10 @@ class Comparison(Record):
 
     baseline: Measurement
     candidate: Measurement
+    failure: Failure | None = None
+    causes: tuple[str, ...] = ()
+    """Likely causes of a difference, most likely first, each one sentence that names its blocks."""
+    # Differences: how far the candidate's results are from the baseline's.
     gradients: tuple[GradientDiff, ...] = ()
     """Gradients of every trained parameter, after one backward."""
     input_gradients: tuple[GradientDiff, ...] = ()
@@ -222,20 +225,27 @@ class Comparison(Record):
     """Trained parameters moved before the optimizer's step: an optimizer inside backward, perhaps without gradients."""
     n_carried: Count = 0
     """Number of values compared for `carried`: buffers, attributes, values in hooks and classes."""
+    rng: tuple[RngDiff, ...] = ()
+    eval_output: TensorDiff | None = None
+    loss_equal: bool | None = None
+    """Shown, never part of the verdict."""
+    # Evidence: what the distances are judged by, and what is left out.
+    reproducible: bool | None = None
+    """True if the baseline equals its rerun bit by bit; None: not checked."""
+    not_reproducible_because: str = ""
+    reference: Literal["float64", "none"] = "none"
+    """The scale of rounding. none: no bit differs, or no float64 run can be a reference."""
+    no_reference_because: str = ""
+    """Why the float64 run is no reference, if it was tried. Every difference then counts as different."""
     without_tf32: tuple[str, ...] = ()
     """Kinds of operators that were judged in full float32, where measured and timed steps may use TensorFloat-32."""
     unjudged: tuple[str, ...] = ()
     """Attributes left out of `carried`, because two runs of the baseline differ in them too."""
-    hidden_state: tuple[str, ...] = ()
-    """Units that change a later step if they are recomputed more often, by state that `carried` does not name."""
-    n_probes: int = 0
-    """Recomputes of each unit for `hidden_state`, but for `n_probed_twice`; 0: not probed."""
-    n_probed_twice: int = 0
-    not_probed_because: str = ""
     not_walked: tuple[str, ...] = ()
     """Attributes with more objects than the limit of the comparison."""
-    rng: tuple[RngDiff, ...] = ()
-    eval_output: TensorDiff | None = None
+    without_checkpoint: WithoutCheckpoint | None = None
+    """The same step with the model's own checkpointing off; None: the model has none, or it cannot be turned off."""
+    # Recompute: what the candidate's recomputes did beside making tensors again.
     masks: tuple[MaskDiff, ...] = ()
     masks_watched: bool = False
     """True if a run was watched for `masks` and `state_changes`; otherwise both are empty and mean nothing."""
@@ -248,6 +258,13 @@ class Comparison(Record):
     """Values that recomputes read and that differ from those of forward, in the second of two watched steps."""
     departures: tuple[Departure, ...] = ()
     """The first operator that departs from forward, of each block with one; in the order of backward."""
+    hidden_state: tuple[str, ...] = ()
+    """Units that change a later step if they are recomputed more often, by state that `carried` does not name."""
+    n_probes: int = 0
+    """Recomputes of each unit for `hidden_state`, but for `n_probed_twice`; 0: not probed."""
+    n_probed_twice: int = 0
+    not_probed_because: str = ""
+    # Programs: where the code of two programs differs.
     forward: ForwardDiff | None = None
     """The first difference in forward of two programs whose gradients differ; None: not watched."""
     untied: tuple[str, ...] = ()
@@ -255,29 +272,13 @@ class Comparison(Record):
     optimizer_settings: tuple[tuple[str, str, str], ...] = ()
     """Settings in which the optimizers of two programs differ: name, value in the baseline, value in the candidate."""
     float64_distance: float | None = None
-    """The largest |candidate - baseline| / |baseline| of a gradient, parameter or buffer of two programs, both in
-    float64. None: not run, or a tensor is on one side alone."""
-    loss_equal: bool | None = None
-    """Shown, never part of the verdict."""
-    reproducible: bool | None = None
-    """True if the baseline equals its rerun bit by bit; None: not checked."""
-    not_reproducible_because: str = ""
-    reference: Literal["float64", "none"] = "none"
-    """The scale of rounding. none: no bit differs, or no float64 run can be a reference."""
-    no_reference_because: str = ""
-    """Why the float64 run is no reference, if it was tried. Every difference then counts as different."""
-    causes: tuple[str, ...] = ()
-    """Likely causes of a difference, most likely first, each one sentence that names its blocks."""
-    without_checkpoint: WithoutCheckpoint | None = None
-    """The same step with the model's own checkpointing off; None: the model has none, or it cannot be turned off."""
-    failure: Failure | None = None
+    """The largest |candidate - baseline| / |baseline| of a tensor in float64; None: not run, or one side lacks it."""
 
     @cached_property
     def verdict(self) -> Verdict:
         """The worst verdict of the trained tensors (gradients, parameters), then of the other state.
 
-        Equal gradients have the verdict `state moved` if state moved twice, or moved between forward and recompute. A
-        mask that was drawn again, or state that moved, is never rounding.
+        Equal gradients with state that moved twice, or before the recompute, have the verdict `state moved`.
         """
         if self.failure or self.reproducible is False or not self.gradients:
             return "not comparable"
@@ -290,8 +291,7 @@ class Comparison(Record):
             return "not comparable"
         if self.moved_twice or self.late_reads or any(mask.n_mismatched for mask in self.masks):
             return "different" if "rounding" in trained else "state moved"
-        verdicts = {diff.verdict for diff in self.all_diffs}
-        return "rounding" if "rounding" in verdicts else "bitwise equal"
+        return "rounding" if any(diff.verdict == "rounding" for diff in self.all_diffs) else "bitwise equal"
 
     @property
     def comparable(self) -> bool:
@@ -388,8 +388,8 @@ class Comparison(Record):
 
 def _badness(diff: TensorDiff, scale: float, *, in_first: bool) -> tuple[bool, bool, bool, bool, bool, float]:
     far = diff.relative_norm if diff.relative_norm is not None else (diff.max_abs or 0.0)
-    absent, mismatched = diff.presence != "both", diff.n_nonfinite_mismatch > 0
-    return absent, mismatched, diff.verdict == "different", not _is_noise(diff, scale), in_first, far
+    kinds = diff.presence != "both", diff.n_nonfinite_mismatch > 0, diff.verdict == "different"
+    return *kinds, not _is_noise(diff, scale), in_first, far
 
 
 def _is_noise(diff: TensorDiff, scale: float) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 
 from explorer.engine.compare.compare import with_causes
 from explorer.engine.compare.judgement import judge_programs
-from explorer.engine.compare.programs import SpecProgram
+from explorer.engine.compare.spec_program import SpecProgram
 from explorer.engine.model.load import load_for
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
 from explorer.record.comparison import Comparison

@@ -7,7 +7,7 @@ beside it and orders the runs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import torch
@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from explorer.engine.compare.diffs import PRESENCE, Yardstick, difference, differences, is_floating, step_distances
-from explorer.engine.compare.outcome import Outcome, Yardsticks, unequal_state
+from explorer.engine.compare.outcome import Yardsticks, unequal_state
+from explorer.engine.compare.programs import Outcome
 from explorer.engine.state.state_diff import StateKey, leaves, same_state, short_text
 from explorer.record.comparison import GradientDiff, ParameterDiff, StateDiff, TensorDiff
 
@@ -24,21 +25,23 @@ Kind = Literal["parameter", "frozen parameter", "buffer", "attribute", "gradient
 
 
 def parameter_differences(
-    baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks, gradients: Iterable[GradientDiff]
+    baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks, gradients: Collection[GradientDiff]
 ) -> tuple[ParameterDiff, ...]:
     """Differences of all parameters after the last step; `gradients` of every step show which differences are rounding.
 
     If the optimizers of both runs got equal gradients, the yardstick is the step alone: only the step rounds. Rounding
     of gradients then explains nothing, unless a user's step moves its parameters without an optimizer of torch.
     """
-    rounding, unequal = {name: True for name in baseline.trained}, set()
-    for diff in gradients:
-        rounding[diff.name] = rounding.get(diff.name, True) and diff.verdict in ("bitwise equal", "rounding")
-        unequal |= set() if diff.bitwise else {diff.name}
-    equal = set(baseline.trained) if candidate.led else {diff.name for diff in gradients} - unequal
-    explained = set[str]() if baseline.stepped else unequal
-    if baseline.stepped is None:
-        explained = set(rounding)
+    names = {diff.name for diff in gradients}
+    unequal = {diff.name for diff in gradients if not diff.bitwise}
+    beyond_rounding = {diff.name for diff in gradients if diff.verdict not in ("bitwise equal", "rounding")}
+    equal = baseline.trained if candidate.led else names - unequal
+    explained = unequal
+    if baseline.stepped:
+        explained = set()
+    elif baseline.stepped is None:
+        explained = names | baseline.trained
+    explained -= beyond_rounding | baseline.moved.keys()
     before = baseline.after[-2] if len(baseline.after) > 1 else {}
     alone = {name: before[name] for name in equal if name in before and name not in baseline.moved}
     yardstick = dataclasses.replace(yardsticks.of("parameters"), before=alone)
@@ -47,7 +50,7 @@ def parameter_differences(
         replace(
             diff,
             trained=diff.name in baseline.trained,
-            gradients_round=diff.name in explained and rounding[diff.name] and diff.name not in baseline.moved,
+            gradients_round=diff.name in explained,
             **_step(diff, baseline, candidate, before.get(diff.name)),
         )
         for diff in diffs

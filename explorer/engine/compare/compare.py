@@ -13,7 +13,7 @@ from explorer.engine.bench.recording import FurtherSteps, under_tracker
 from explorer.engine.bench.step import OnPhase, Trainee, forward_backward, prepare, refuse_other_settings
 from explorer.engine.compare.judgement import judge_programs, of_departure
 from explorer.engine.compare.probe import ProbeResult, probe
-from explorer.engine.compare.programs import SpecProgram
+from explorer.engine.compare.spec_program import SpecProgram
 from explorer.engine.compare.watched import RerunWatch
 from explorer.engine.device.memory_limit import without_page_faults
 from explorer.engine.model.describe import describe
@@ -67,9 +67,10 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
         comparison, begun = _with_departure(_recorded(session), watches), None
         if comparison.failure is None:
             meter.part(comparison)
-            tf32 = tf32_kinds() if baseline.device == "cuda" else ()
-            comparison = replace(comparison, without_tf32=tf32)
-            comparison = watches[-1].added_to(comparison) if watches else comparison
+            if baseline.device == "cuda":
+                comparison = replace(comparison, without_tf32=tf32_kinds())
+            if watches:
+                comparison = watches[-1].added_to(comparison)
             watches.clear()
             comparison, begun = _judged(comparison, program, probed, full=full, stage=meter)
             meter.part(comparison)

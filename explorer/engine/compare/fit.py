@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from explorer.engine.bench.measure import measure_without_data
 from explorer.engine.bench.step import Trainee, forward_backward, ignore, optimizer_step, trainee_of
 from explorer.engine.compare.judgement import judge_programs
-from explorer.engine.compare.programs import Step, step_programs
+from explorer.engine.compare.step_program import Step, step_programs
 from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import available_bytes
 from explorer.engine.device.without_data import without_data

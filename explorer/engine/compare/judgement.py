@@ -12,45 +12,38 @@ baseline differ (an address, a clock) is left out and named.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
 import torch
 from msgspec.structs import replace
-from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
-from explorer.engine.bench.step import forward_backward
 from explorer.engine.compare.carried import parameter_differences, state_differences
 from explorer.engine.compare.diffs import difference, differences, epsilon_of
 from explorer.engine.compare.outcome import (
     EVAL_OUTPUT,
-    Outcome,
     Yardsticks,
-    float64_distance,
     not_reproducible_because,
     outcome_of,
     reference,
     rng_differences,
-    same_gradients,
     same_outcome,
     same_output,
     unequal_state,
     unstable,
 )
-from explorer.engine.compare.programs import Program, SpecProgram, StepProgram
-from explorer.engine.compare.watched import Forwards, RerunDraws, RerunWatch, forward_difference, late_reads
-from explorer.engine.compare.without_checkpoint import outcome_without_checkpoint, sides_against
+from explorer.engine.compare.programs import JudgedProgram, Outcome, Outcomes, Stage
+from explorer.engine.policy.apply import SWITCHES, checkpointing_off
 from explorer.engine.state.state_diff import BEYOND, StateKey, leaves, same_state
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.errors import Cancelled
 from explorer.plan.memory.reruns import checkpoints_itself
+from explorer.record.checkpointing import WithoutCheckpoint
 from explorer.record.comparison import (
     ROUNDING_FACTOR,
     BufferDiff,
     Comparison,
-    ForwardDiff,
     GradientDiff,
     ParameterDiff,
     StateChange,
@@ -60,7 +53,7 @@ from explorer.record.late_read import Departure
 
 NO_VALUES = "The card is imaginary: its kernels compute no values, so nothing can be compared."
 D = TypeVar("D", bound=TensorDiff)
-AnyProgram = TypeVar("AnyProgram", SpecProgram, StepProgram)
+AnyProgram = TypeVar("AnyProgram", bound=JudgedProgram)
 
 
 def judge_programs(
@@ -69,7 +62,7 @@ def judge_programs(
     candidate: AnyProgram,
     *,
     full: bool = True,
-    stage: Callable[[str], None] = lambda what: None,
+    stage: Stage = lambda what: None,
 ) -> Comparison:
     """The comparison `of` with the evidence of its verdict. An error of the candidate becomes `failure`.
 
@@ -82,13 +75,13 @@ def judge_programs(
         return replace(of, reproducible=False, not_reproducible_because=NO_VALUES)
     stage("baseline, for its gradients")
     baseline.start()
-    if isinstance(baseline, SpecProgram) and (lost := baseline.trainee.left_behind):
-        return replace(of, reproducible=False, not_reproducible_because=lost)
+    if baseline.left_behind:
+        return replace(of, reproducible=False, not_reproducible_because=baseline.left_behind)
     base = outcome_of(baseline, full=full)
     of = replace(of, not_walked=_names(_not_walked(base)))
     rerun = exact = None
     unlike = frozenset[StateKey]()
-    if full and isinstance(baseline, StepProgram):
+    if full and baseline.rerun_is_first:
         of, rerun, unlike = _rerun(of, baseline, base, stage)
     stage("candidate, for its gradients")
     try:
@@ -99,22 +92,20 @@ def judge_programs(
         raise
     except Exception as error:  # a user's model may raise anything when it runs again
         of = replace(of, failure=failure_in_words(error, candidate.model))
-        return of_departure(of, _departures(candidate)) if isinstance(candidate, StepProgram) else of
-    plain = None
-    if full and isinstance(baseline, SpecProgram):
-        if checkpoints_itself(of.baseline):
-            plain = outcome_without_checkpoint(baseline, base)
+        return of_departure(of, candidate.departures())
+    plain = _without_checkpoint(baseline, base) if full and checkpoints_itself(of.baseline) else None
+    if full and not baseline.rerun_is_first:
         of, rerun, unlike = _rerun(of, baseline, base, stage, evaluates=not same_output(base, cand))
-        also_in_baseline = {_name(key) for key in baseline.moved_by_backward | unlike}
-        of = replace(of, state_changes=tuple(c for c in of.state_changes if _name_of(c) not in also_in_baseline))
+    also_in_baseline = {_name(key) for key in baseline.moved_by_backward | unlike}
+    of = replace(of, state_changes=tuple(c for c in of.state_changes if _name_of(c) not in also_in_baseline))
     yardsticks = Yardsticks(epsilon_of(base.gradients, baseline.formats), rerun, exact)
     if plain is not None:
-        of = replace(of, without_checkpoint=sides_against(plain, (base, cand), yardsticks, unlike))
+        of = replace(of, without_checkpoint=_sides_against(plain, (base, cand), yardsticks, unlike))
     return _of_outcomes(of, (baseline, candidate), (base, cand), yardsticks, unlike)
 
 
 def _with_evidence(
-    of: Comparison, programs: tuple[Program, Program], runs: tuple[Outcome, Outcome], stage: Callable[[str], None]
+    of: Comparison, programs: tuple[AnyProgram, AnyProgram], runs: Outcomes, stage: Stage
 ) -> tuple[Comparison, Outcome | None]:
     """`of` with the evidence of further runs, and the outcome of the baseline in float64 if a bit differs."""
     (baseline, candidate), (base, cand), exact = programs, runs, None
@@ -122,53 +113,11 @@ def _with_evidence(
         stage("baseline in float64: how far is it from exact?")
         exact, because = reference(baseline, base, evaluates=not same_output(base, cand))
         of = replace(of, reference="float64" if exact else "none", no_reference_because=because)
-    if isinstance(baseline, StepProgram) and isinstance(candidate, StepProgram):
-        of = _of_steps(of, (baseline, candidate), runs, exact)
-    elif isinstance(candidate, SpecProgram) and candidate.spec.policy.units:
-        of = _of_recompute(of, candidate, base, stage)
-    return of, exact
-
-
-def _of_recompute(of: Comparison, candidate: SpecProgram, base: Outcome, stage: Callable[[str], None]) -> Comparison:
-    """`of` with masks and state changes at recompute, and with a run to the end of each recompute if one drew less.
-
-    Unless the warm-up was watched, a separate step of the candidate is, and is not compared. A run for evidence may
-    fail where the candidate did not: the tensors of the candidate decide the verdict without the evidence.
-    """
-    if not of.masks_watched:
-        stage("candidate, watched: masks and module state")
-        with suppress(Exception):
-            of = _watched(of, candidate)
-    if of.late_reads:
-        stage("candidate, two steps: what its recomputes read")
-        of = replace(of, late_reads=late_reads(candidate.start().trainee))
-        candidate.end()
-    if candidate.spec.policy.stops_early and any(mask.n_not_drawn_again for mask in of.masks):
-        to_the_end = replace(candidate.spec, policy=replace(candidate.spec.policy, early_stop=False))
-        program = candidate.under(to_the_end)
-        try:
-            again = outcome_of(program.start(), full=False, like=base)
-            of = replace(of, equal_without_early_stop=same_gradients(base, again))
-        except Cancelled:
-            raise
-        except Exception as error:
-            sentence = failure_in_words(error, program.model).sentence
-            of = replace(of, equal_without_early_stop=False, fails_without_early_stop=sentence)
-    return of
-
-
-def _watched(of: Comparison, candidate: SpecProgram) -> Comparison:
-    """`of` with what a watched step of the candidate shows."""
-    candidate.start()
-    watch = RerunWatch(candidate.model, candidate.spec.policy)
-    with watch:
-        forward_backward(candidate.trainee, watch.on_phase)
-    candidate.end()
-    return watch.added_to(of)
+    return candidate.further_evidence(of, baseline, runs, exact, stage), exact
 
 
 def _rerun(
-    of: Comparison, baseline: AnyProgram, base: Outcome, stage: Callable[[str], None], *, evaluates: bool = True
+    of: Comparison, baseline: JudgedProgram, base: Outcome, stage: Stage, *, evaluates: bool = True
 ) -> tuple[Comparison, Outcome, frozenset[StateKey]]:
     """`of` with whether the baseline equals itself, the rerun, and the state in which both differ.
 
@@ -180,24 +129,56 @@ def _rerun(
     baseline.start()
     with baseline.observed():
         rerun = outcome_of(baseline, like=base, evaluates=evaluates)
-    rerun.eval_output = rerun.eval_output if evaluates else base.eval_output
+    if not evaluates:
+        rerun.eval_output = base.eval_output
     because, unlike = not_reproducible_because(base, rerun), unstable(base, rerun)
     of = replace(of, reproducible=not because, not_reproducible_because=because, unjudged=_names(unlike))
     return of, rerun if because else base, unlike  # equal outcomes need one copy
 
 
-def _of_steps(
-    of: Comparison, programs: tuple[StepProgram, StepProgram], runs: tuple[Outcome, Outcome], exact: Outcome | None
-) -> Comparison:
-    """`of` with the evidence that two users' steps leave, the first and `exact` of the baseline."""
-    left, right = (program.settings for program in programs)
-    pairs = ((key[1], *pair) for key in left for pair in zip(left[key], right.get(key, ())) if pair[0] != pair[1])
-    of = replace(of, optimizer_settings=tuple(dict.fromkeys(pairs)))
-    if same_gradients(*runs):
-        return of
-    departures = _departures(programs[1])
-    of = replace(of, forward=_forward_difference(*programs), untied=_untied(*programs), departures=departures)
-    return replace(of, float64_distance=float64_distance(programs[1], exact, runs[0]) if exact else None)
+def _without_checkpoint(baseline: JudgedProgram, base: Outcome) -> Outcome | None:
+    """The outcome of the step without policy and own checkpoints: the third side of a comparison.
+
+    Baseline and candidate both contain the model's own checkpoints. A difference of the two does not show which side is
+    wrong, and two sides that are wrong alike show no difference.
+    None if the step fails, blocks still run again, or the program is a user's step.
+    """
+    program = baseline.without_policy()
+    if program is None:
+        return None
+    program.start()
+    reruns: list[str] = []
+
+    def look(module: torch.nn.Module, args: object) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            reruns.append(type(module).__name__)
+
+    try:
+        with checkpointing_off(program.model), register_module_forward_pre_hook(look):
+            outcome = outcome_of(program, lead=base, evaluates=False)
+    except Exception:  # the verdict does not need this evidence
+        return None
+    return None if reruns else outcome
+
+
+def _sides_against(
+    plain: Outcome, runs: Outcomes, yardsticks: Yardsticks, unjudged: frozenset[StateKey]
+) -> WithoutCheckpoint:
+    """The names in which baseline and candidate differ from `plain` by more than rounding."""
+    left_out = {key for state in plain.states for key in state if key[1] in SWITCHES} | unjudged
+    names = [dict.fromkeys(_differing(plain, run, yardsticks, left_out)) for run in runs]
+    base = runs[0].gradients
+    lost = tuple(name for name, gradient in plain.gradients.items() if gradient is not None and base.get(name) is None)
+    return WithoutCheckpoint(baseline=tuple(names[0]), candidate=tuple(names[1]), lost=lost)
+
+
+def _differing(plain: Outcome, run: Outcome, yardsticks: Yardsticks, left_out: Collection[StateKey]) -> Iterator[str]:
+    diffs: list[TensorDiff] = [
+        *differences(GradientDiff, plain.gradients, run.gradients, yardsticks.of("gradients")),
+        *differences(BufferDiff, plain.buffers, run.buffers, yardsticks.of("buffers")),
+        *state_differences(plain, run, yardsticks, left_out),
+    ]
+    yield from (diff.name for diff in diffs if diff.verdict == "different")
 
 
 def of_departure(of: Comparison, departures: tuple[Departure, ...]) -> Comparison:
@@ -206,53 +187,6 @@ def of_departure(of: Comparison, departures: tuple[Departure, ...]) -> Compariso
         return of
     sentence = f"{of.failure.sentence} {departures[0].sentence}"
     return replace(of, departures=departures, failure=replace(of.failure, sentence=sentence))
-
-
-def _departures(program: StepProgram) -> tuple[Departure, ...]:
-    """Where recomputes of a user's step depart from forward, from one watched step; empty for a compiled program."""
-    if _is_compiled(program):
-        return ()
-    draws = RerunDraws(program.model)
-    with suppress(Exception):  # the step may fail as it did before: what was seen until then counts
-        program.start()
-        with draws:
-            program.step(program.model, program.batches["batch"])
-    return tuple(draws.departures.by_block.values())
-
-
-def _is_compiled(program: StepProgram) -> bool:
-    modules = list(program.model.modules())
-    return any(hasattr(thing, "_torchdynamo_orig_callable") for thing in (program.step, *modules)) or any(
-        module._compiled_call_impl is not None for module in modules
-    )
-
-
-def _forward_difference(*programs: StepProgram) -> ForwardDiff | None:
-    """The forward difference, from one watched step of each; None if a program is compiled or fails."""
-    sides = []
-    for program in programs:
-        if _is_compiled(program):
-            return None
-        forwards = Forwards(program.model)
-        try:
-            program.start()
-            with forwards.watching():
-                program.step(program.model, program.batches["batch"])
-        except Exception:  # a hook may fail in a compiled or sharded model: the verdict does not need this evidence
-            return None
-        sides.append(forwards)
-    return forward_difference(*sides)
-
-
-def _untied(*programs: StepProgram) -> tuple[str, ...]:
-    """Names that share a parameter in one program alone."""
-    ties: list[set[frozenset[str]]] = []
-    for program in programs:
-        names_of: dict[nn.Parameter, set[str]] = defaultdict(set)
-        for name, parameter in program.named().items():
-            names_of[parameter].add(name)
-        ties.append({frozenset(names) for names in names_of.values() if len(names) > 1})
-    return tuple(sorted({name for names in ties[0] ^ ties[1] for name in names}))
 
 
 def _not_walked(outcome: Outcome) -> Iterator[StateKey]:
@@ -277,8 +211,8 @@ def _names(keys: Iterable[StateKey]) -> tuple[str, ...]:
 
 def _of_outcomes(
     of: Comparison,
-    programs: tuple[Program, Program],
-    runs: tuple[Outcome, Outcome],
+    programs: tuple[JudgedProgram, JudgedProgram],
+    runs: Outcomes,
     yardsticks: Yardsticks,
     unlike: frozenset[StateKey],
 ) -> Comparison:

@@ -20,11 +20,10 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from explorer.engine.compare.diffs import (
@@ -36,14 +35,13 @@ from explorer.engine.compare.diffs import (
     relative_distance,
     worst_distance,
 )
-from explorer.engine.compare.programs import Program, SpecProgram, follow, input_gradients, state_of, values_of
+from explorer.engine.compare.programs import JudgedProgram, Outcome, follow, input_gradients, state_of, values_of
 from explorer.engine.state.bits import same_bits
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.state_diff import State, StateKey, same_state
 from explorer.engine.watch.modes import DispatchMode
 from explorer.errors import said_by
 from explorer.record.comparison import RngDiff
-from explorer.record.policy import KEEP_ALL
 
 N_STEPS = 2
 """Optimizer steps before parameters are compared: the second step starts from moved weights and statistics."""
@@ -51,43 +49,8 @@ N_STEPS = 2
 EVAL_OUTPUT = "output in eval mode"
 
 
-@dataclass
-class Outcome:
-    """Results of one run, by full name."""
-
-    gradients: Tensors = field(default_factory=dict)
-    input_gradients: Tensors = field(default_factory=dict)
-    buffers: Tensors = field(default_factory=dict)
-    rng: dict[str, bytes] = field(default_factory=dict)
-    """Positions of the generators after the first backward."""
-    draws: bool = False
-    """Whether the first step moved any generator."""
-    loss: float | None = None
-    states: list[State] = field(default_factory=list)
-    """State of the model after the first step's backward and after the last step."""
-    moved: Tensors = field(default_factory=dict)
-    """Parameters that forward or backward moved, before any optimizer; of a user's step only if no gradient is left,
-    because an optimizer inside backward used it."""
-    trained: frozenset[str] = frozenset()
-    """Names of the parameters that require a gradient."""
-    n_steps: int = 0
-    stepped: bool | None = None
-    """Whether an optimizer of torch stepped inside a user's step; None for the step of a RunSpec."""
-    led: bool = False
-    """Whether the optimizers of this run got the gradients of the run `lead`."""
-    later_gradients: Tensors = field(default_factory=dict)
-    after: list[Tensors] = field(default_factory=list)
-    """All parameters after each step; of a run with a `lead`, after the last step only."""
-    eval_output: Tensor | None = None
-
-    @property
-    def parameters(self) -> Tensors:
-        """After the last step."""
-        return self.after[-1] if self.after else {}
-
-
 def outcome_of(
-    program: Program,
+    program: JudgedProgram,
     *,
     full: bool = True,
     lead: Outcome | None = None,
@@ -126,7 +89,7 @@ def outcome_of(
     return outcome
 
 
-def _train_on(program: Program, outcome: Outcome, lead: Outcome | None, earlier: Outcome) -> None:
+def _train_on(program: JudgedProgram, outcome: Outcome, lead: Outcome | None, earlier: Outcome) -> None:
     """Runs the further steps. Without an optimizer a step is forward and backward alone, which still moves state."""
     follows = lead is not None and not (program.stepped is None and same_gradients(lead, outcome))
     for i in range(N_STEPS):
@@ -208,7 +171,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
-def reference(program: Program, baseline: Outcome, *, evaluates: bool = True) -> tuple[Outcome | None, str]:
+def reference(program: JudgedProgram, baseline: Outcome, *, evaluates: bool = True) -> tuple[Outcome | None, str]:
     """The steps without a policy in float64; or None with the reason: they fail in float64 or are too far away.
 
     A step that is too far away is repeated with the decisions of the baseline; a user's step is not. Without
@@ -228,13 +191,15 @@ def reference(program: Program, baseline: Outcome, *, evaluates: bool = True) ->
     return (None, because) if alike is None or _too_far(alike, baseline, epsilon) else (alike, "")
 
 
-def _exact(program: Program, baseline: Outcome, guided: AbstractContextManager[object], *, evaluates: bool) -> Outcome:
+def _exact(
+    program: JudgedProgram, baseline: Outcome, guided: AbstractContextManager[object], *, evaluates: bool
+) -> Outcome:
     exact = program.in_float64().start()
     with SameDraws(most_common_type(baseline.gradients)), guided:
         return outcome_of(exact, lead=baseline, evaluates=evaluates)
 
 
-def float64_distance(candidate: Program, exact: Outcome, baseline: Outcome) -> float | None:
+def float64_distance(candidate: JudgedProgram, exact: Outcome, baseline: Outcome) -> float | None:
     """The largest distance of a tensor between `candidate` and the baseline `exact`, both in float64; None: no result.
 
     Covers gradients of both steps and of the inputs, parameters after the steps, and buffers that both programs have.
@@ -264,14 +229,14 @@ def _buffers(state: State) -> dict[str, Tensor]:
     }
 
 
-def _decided_alike(program: Program, baseline: Outcome, *, evaluates: bool) -> Outcome | None:
+def _decided_alike(program: JudgedProgram, baseline: Outcome, *, evaluates: bool) -> Outcome | None:
     """The float64 outcome with the baseline's decisions; None if it decides nothing or is not reproducible."""
-    if not isinstance(program, SpecProgram):
-        return None
     try:
-        again = program.under(replace(program.spec, policy=KEEP_ALL, plan=None)).start()
+        again = program.without_policy()
+        if again is None:
+            return None
         with Branches() as branches:
-            outcome = outcome_of(again, like=baseline)
+            outcome = outcome_of(again.start(), like=baseline)
         if not branches.decisions or not_reproducible_because(baseline, outcome):
             return None
         return _exact(program, baseline, SameBranches(branches.decisions), evaluates=evaluates)

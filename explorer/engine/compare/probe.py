@@ -121,37 +121,38 @@ def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> ProbeResult:
 def _probed_units(candidate: RunSpec, call: Callable[..., ProbedStep]) -> tuple[ProbedStep, tuple[Fqns, ...]]:
     """The probed step, and a unit whose recomputes change the next step. A model may refuse perturbed inputs."""
     try:
-        probed = call(probed_step, candidate, None, "perturbed")
-        if probed.left == probed.first:
-            return probed, ()
-        if units := _unit_that_moves_the_step(partial(call, probed_step, candidate), probed, "perturbed"):
+        probed, units = _unit_that_moves_the_step(candidate, call, "perturbed")
+        if units or probed.left == probed.first:
             return probed, units
     except ModelFailed:
         pass
-    probed = call(probed_step, candidate, None, "equal")
-    if probed.left == probed.first:
-        return probed, ()
-    return probed, _unit_that_moves_the_step(partial(call, probed_step, candidate), probed, "equal")
+    return _unit_that_moves_the_step(candidate, call, "equal")
 
 
 def _unit_that_moves_the_step(
-    of_units: Callable[[tuple[Fqns, ...], Inputs], ProbedStep], probed: ProbedStep, inputs: Inputs
-) -> tuple[Fqns, ...]:
-    """A unit whose recomputes change the next step, found by halving; empty if a step without recomputes is equal."""
+    candidate: RunSpec, call: Callable[..., ProbedStep], inputs: Inputs
+) -> tuple[ProbedStep, tuple[Fqns, ...]]:
+    """The probed step, and a unit whose recomputes change the next step, found by halving.
 
-    def step(units: tuple[Fqns, ...]) -> ProbedStep:
-        return of_units(units, inputs)
+    No unit if the probed step changes nothing, or if a step without recomputes ends like it.
+    """
 
+    def step(units: tuple[Fqns, ...] | None) -> ProbedStep:
+        return call(probed_step, candidate, units, inputs)
+
+    probed = step(None)
+    if probed.left == probed.first:
+        return probed, ()
     plain = step(()).left
     if probed.left == plain:
-        return ()
+        return probed, ()
     if step(()).left != plain:
         raise ModelFailed("two steps of the baseline in clean processes differ")
     units = probed.units
     while len(units) > 1:
         half = units[: len(units) // 2]
         units = half if step(half).left != plain else units[len(half) :]
-    return units
+    return probed, units
 
 
 def _units_that_move_real_steps(

@@ -322,7 +322,7 @@ def _cudnn(call: _Call) -> Tensor:
 
 def _flash(call: _Call) -> Tensor:
     scale = call.head**-0.5 if call.scale is None else call.scale
-    padded = [_padded(tensor, 8) for tensor in call.tensors]
+    padded = [_padded(tensor) for tensor in call.tensors]
     output: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
         *padded, call.dropout_p, call.is_causal, False, scale=scale
     )[0]
@@ -350,7 +350,7 @@ def _added(call: _Call) -> Tensor | None:
     return torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=call.query.dtype))
 
 
-def _padded(tensor: Tensor, multiple: int) -> Tensor:
-    """The last dimension filled up to a multiple."""
-    short = -tensor.shape[-1] % multiple
+def _padded(tensor: Tensor) -> Tensor:
+    """The last dimension filled up to a multiple of 8."""
+    short = -tensor.shape[-1] % 8
     return torch.nn.functional.pad(tensor, (0, short)) if short else tensor

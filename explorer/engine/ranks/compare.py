@@ -21,7 +21,7 @@ from torch import Tensor, distributed, nn
 from explorer.engine.bench.measure import measure
 from explorer.engine.bench.step import Trainee, autocast, trainee_of
 from explorer.engine.compare.judgement import judge_programs
-from explorer.engine.compare.programs import Step, step_programs
+from explorer.engine.compare.step_program import Step, step_programs
 from explorer.engine.device.device import device_of
 from explorer.engine.model.conditions import torch_dtype
 from explorer.engine.model.equal_models import plain_buffers, same_parameters

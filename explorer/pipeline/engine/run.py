@@ -28,7 +28,7 @@ from torch import Tensor
 from explorer.engine.bench.memory import memory_limit
 from explorer.engine.bench.step import autocast, prepare
 from explorer.engine.compare.diffs import Tensors, Yardstick, difference, epsilon_of
-from explorer.engine.compare.programs import formats_of
+from explorer.engine.compare.spec_program import formats_of
 from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.model.load import load_for

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from explorer.engine.compare.compare import compare
-from explorer.engine.compare.outcome import N_STEPS, Outcome, not_reproducible_because, outcome_of, reference
+from explorer.engine.compare.outcome import N_STEPS, not_reproducible_because, outcome_of, reference
 from explorer.engine.compare.probe import ProbedStep, probe, probed_step
-from explorer.engine.compare.programs import SpecProgram
+from explorer.engine.compare.programs import Outcome
+from explorer.engine.compare.spec_program import SpecProgram
 from explorer.engine.compare.unit_calls import Inputs
 from explorer.engine.model.load import load_for
 from explorer.record.comparison import Comparison

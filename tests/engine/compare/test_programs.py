@@ -12,16 +12,10 @@ from torch.nn import functional as F
 
 from explorer.engine.compare.diffs import epsilon_of
 from explorer.engine.compare.judgement import judge_programs
-from explorer.engine.compare.outcome import (
-    Branches,
-    Outcome,
-    SameBranches,
-    SameDraws,
-    most_common_type,
-    outcome_of,
-    reference,
-)
-from explorer.engine.compare.programs import SpecProgram, Step, StepProgram, formats_of, step_programs
+from explorer.engine.compare.outcome import Branches, SameBranches, SameDraws, most_common_type, outcome_of, reference
+from explorer.engine.compare.programs import Outcome
+from explorer.engine.compare.spec_program import SpecProgram, formats_of
+from explorer.engine.compare.step_program import Step, StepProgram, step_programs
 from explorer.engine.model.load import load_for
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.record.comparison import Comparison

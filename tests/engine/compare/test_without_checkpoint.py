@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from explorer.engine.compare.compare import with_causes
 from explorer.engine.compare.judgement import judge_programs
-from explorer.engine.compare.programs import SpecProgram
+from explorer.engine.compare.spec_program import SpecProgram
 from explorer.engine.model.load import load_for
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
 from explorer.plan.why.checkpointing import moved_in, sides
