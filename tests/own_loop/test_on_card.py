@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -32,10 +33,12 @@ for step in range(1000):
 """
 
 
-def explorer(folder: Path, *arguments: str, script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
+def explorer(
+    folder: Path, *arguments: str, verb: str = "run", script: str = SCRIPT
+) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(script)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    command = [sys.executable, "-m", "explorer", "run", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "BROWSER": "sh -c 'echo $0 >opened.txt' %s"}
+    command = [sys.executable, "-m", "explorer", verb, *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -79,3 +82,34 @@ def test_the_setting_for_workspaces_lowers_the_peak(tmp_path: Path, monkeypatch:
     monkeypatch.setenv(name, setting)
     peaks = [re.findall(r"Step 2: ([\d.]+) MiB", text)[0] for text in (before, explorer(tmp_path, *options).stdout)]
     assert float(peaks[0]) - float(peaks[1]) > 60, "two threads kept 32 MiB each"
+
+
+@has_cuda_build
+def test_a_script_that_asks_for_a_gpu_has_one_document_on_stdout(tmp_path: Path) -> None:
+    ran = explorer(tmp_path, "train.py", "--json", "--", "8")
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert json.loads(ran.stdout)["peaks"] and "loss 0.0" in ran.stderr
+
+
+@has_cuda_build
+def test_the_first_command_writes_and_opens_its_page_of_a_card(tmp_path: Path) -> None:
+    ran = explorer(tmp_path, "train.py", "--html", "page.html", "--open", "--json", "--", "64", verb="show")
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert json.loads(ran.stdout)["peaks"] and "loss 0.0" in ran.stderr
+    assert "H100 80GB (imaginary)" in (tmp_path / "page.html").read_text()
+    assert (tmp_path / "opened.txt").read_text().strip().endswith("page.html")
+
+
+EARLY = SCRIPT.replace("batch = ", "torch.empty(4 << 30, device='cuda'); batch = ")
+
+
+@has_cuda_build
+@pytest.mark.parametrize(("script", "has_page"), [(SCRIPT, True), (EARLY, False)])
+def test_a_refused_step_has_its_page_and_a_sentence_says_why_there_is_none(
+    script: str, has_page: bool, tmp_path: Path
+) -> None:
+    options = ("--card", "1GiB", "--html", "page.html")
+    ran = explorer(tmp_path, "train.py", *options, "--", "100000", verb="show", script=script)
+    assert ran.returncode == 1 and "Refused" in ran.stdout and "Traceback" not in ran.stderr
+    assert ("No page was written" in ran.stderr) != has_page
+    assert (tmp_path / "page.html").exists() == has_page

@@ -7,8 +7,8 @@ explorer/own_loop/on_card.py.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import print_exception
@@ -22,7 +22,7 @@ from explorer.cli.report import print_lines
 from explorer.errors import BadInput, ExplorerError, asks_for_cuda
 from explorer.jobs.on_card import OnCardRequest, file_of_module
 from explorer.plan.names import listed
-from explorer.plan.summary import Line, Summary, summarize, summary_document, summary_lines
+from explorer.plan.summary import Summary, summarize, summary_document, summary_lines
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.units import count, mib
 
@@ -59,6 +59,8 @@ Ranks = Annotated[
 ]
 
 
+OnCardAnswer = Callable[[Measurement | None], None] | None
+"""Called with the step of the fullest card after it was printed."""
 USUAL_CARD = "h100"
 """For a script that asks for a GPU on a machine without one."""
 
@@ -122,31 +124,37 @@ def run(
         elif not chosen.is_plain:  # stdout is the script's own
             print_lines(summary_lines(summaries[-1]), CleanConsole(stderr=True, highlight=False))
 
-    with card_if_asked(request, path, arguments or []), redirect_stdout(sys.stderr if output.json else sys.stdout):
-        under_watch(path, arguments or [], chosen, recorded)
-    if output.json:
+    under_watch(request, path, arguments or [], chosen, recorded)
+    if output.json and summaries:  # else the imaginary card has answered
         print_json(summary_document(summaries[-1]))
 
 
-@contextmanager
-def card_if_asked(request: OnCardRequest, script: Path, arguments: list[str]) -> Iterator[None]:
-    """Runs a script that asks for a GPU on an imaginary card if there is none. Raises BadInput if neither is here."""
+def under_watch(
+    request: OnCardRequest,
+    script: Path,
+    arguments: list[str],
+    chosen: Chosen,
+    recorded: Callable[[Measurement, Path], None],
+    on_card: OnCardAnswer = None,
+) -> None:
+    """Runs the script in this process, with the chosen steps recorded. Raises BadInput if no step was.
+
+    If the script asks for a GPU and there is none, it runs on an imaginary card. Raises BadInput if neither is here.
+    """
     from explorer.own_loop.on_card import check_cuda_build
 
     try:
-        yield
+        with redirect_stdout(sys.stderr if request.json else sys.stdout):
+            _watch(script, arguments, chosen, recorded)
     except Exception as error:  # torch's CUDA build is not even imported without a driver
         if not asks_for_cuda(error):
             raise
         check_cuda_build(script)
         _say_now(f"{script} asks for a GPU, and there is none here: it runs on an imaginary {request.card}.")
-        _on_card(request, script, arguments)
+        _on_card(request, script, arguments, on_card)
 
 
-def under_watch(
-    script: Path, arguments: list[str], chosen: Chosen, recorded: Callable[[Measurement, Path], None]
-) -> None:
-    """Runs the script in this process, with the chosen steps recorded. Raises BadInput if no step was."""
+def _watch(script: Path, arguments: list[str], chosen: Chosen, recorded: Callable[[Measurement, Path], None]) -> None:
     steps = chosen.steps()
     from explorer.own_loop.script import ScriptUnderWatch  # torch: no other verb needs it in this process
 
@@ -211,7 +219,7 @@ def _interrupted(watch: ScriptUnderWatch) -> typer.Exit:
     return typer.Exit(COULD_NOT_RUN)
 
 
-def _on_card(request: OnCardRequest, script: Path, arguments: list[str]) -> None:
+def _on_card(request: OnCardRequest, script: Path, arguments: list[str], on_card: OnCardAnswer = None) -> None:
     """Runs the script on imaginary cards, in processes of their own, and prints what it held there."""
     from explorer.own_loop.on_card import steps_on_card
 
@@ -220,7 +228,7 @@ def _on_card(request: OnCardRequest, script: Path, arguments: list[str]) -> None
     for rank in ranks:
         if rank.file:
             say(escape(f"Wrote the last step to {rank.file}."))
-    summary = None if fullest.last is None else summarize(fullest.last, name=fullest.file)
+    summary = fullest.last and summarize(fullest.last, name=fullest.file)
     if request.json:
         step = summary and summary_document(summary)
         print_json({**fullest.document, "step": step, "ranks": [rank.document for rank in ranks]})
@@ -229,14 +237,12 @@ def _on_card(request: OnCardRequest, script: Path, arguments: list[str]) -> None
         if summary is not None:
             print_lines(summary_lines(summary))
         if fullest.refusal:
-            print_lines([_refusal_line(fullest.refusal, summary)])
+            printed = summary.failure if summary else ""
+            print_lines([("Then" if printed else "Refused", fullest.refusal.removeprefix(printed).strip())])
+    if on_card is not None:
+        on_card(fullest.last)
     if fullest.refusal:
         raise typer.Exit(DIFFERENT)
-
-
-def _refusal_line(refusal: str, summary: Summary | None) -> Line:
-    """The refusal; behind a summary, which has its first sentence, the rest."""
-    return ("Refused", refusal) if summary is None else ("Then", refusal.removeprefix(summary.failure).strip())
 
 
 def _print_steps(ranks: list[StepsOnCard], fullest: StepsOnCard, script: str) -> None:

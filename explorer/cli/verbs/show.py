@@ -10,7 +10,6 @@ import sys
 import tempfile
 import webbrowser
 from collections.abc import Iterable
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -94,7 +93,15 @@ def _answer(of: ReportOf, name: str, options: ShowOptions, output: Output) -> No
         _answer_lines(summary_document(summary), summary_lines(summary), output)
     else:
         answer_run(run, name, output)
+    _write_page(of, options)
+
+
+def _write_page(of: ReportOf | None, options: ShowOptions) -> None:
+    """Writes the page of a run if one is wanted, and opens it. `of` None: nothing was recorded."""
     if options.html is None and not options.open_page:
+        return
+    if of is None:
+        say("No page was written: memory was refused before a step was recorded.")
         return
     page = options.html or Path(tempfile.mkdtemp(prefix="checkpoint-explorer-")) / "report.html"
     print_or_write(report_text(with_plans(of)), page)
@@ -120,13 +127,16 @@ def _measured(target: str, options: ShowOptions) -> Measurement:
 
 def _show_script(script: Path, options: ShowOptions, output: Output, arguments: list[str]) -> None:
     """Runs the script until a good step is recorded, and answers from the record."""
-    from explorer.cli.verbs.run import USUAL_CARD, Chosen, card_if_asked, under_watch
+    from explorer.cli.verbs.run import USUAL_CARD, Chosen, under_watch
 
     chosen = Chosen(stop=True)
     recorded: list[tuple[Measurement, Path]] = []
     request = OnCardRequest(card=options.card or USUAL_CARD, out=chosen.out, json=output.json)
-    with card_if_asked(request, script, arguments), redirect_stdout(sys.stderr if output.json else sys.stdout):
-        under_watch(script, arguments, chosen, lambda run, path: recorded.append((run, path)))
+
+    def on_card(run: Measurement | None) -> None:
+        _write_page(run and ReportOf(run=run, name=run.recorded_in), options)
+
+    under_watch(request, script, arguments, chosen, lambda run, path: recorded.append((run, path)), on_card)
     if recorded:  # else the imaginary card has answered
         run, path = recorded[-1]
         _answer(ReportOf(run=run, name=run.recorded_in), str(path), options, output)
