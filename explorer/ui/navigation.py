@@ -10,6 +10,7 @@ from threading import Event, Lock
 import streamlit as st
 
 from explorer import slices
+from explorer.ui.components import key_sheet
 from explorer.ui.explore import page as explore
 from explorer.ui.runs import page as runs
 from explorer.ui.session import backend, window
@@ -56,6 +57,7 @@ def main() -> None:
         del st.session_state[GO_TO]
     with nullcontext() if _tables_ready.is_set() else _one_visit:
         page.run()
+        key_sheet()
         is_idle = window.is_known() and not backend.worker().open_jobs()
         if is_idle or "pandas" in sys.modules:
             import_module("pandas")

@@ -73,10 +73,10 @@ def guided(page: Page, saved: Path) -> Iterator[str]:
         elif step.key == "take":
             press(page, page.get_by_role("button", name="Policy file"))
             with page.expect_download() as download:
-                page.get_by_role("button", name="Policy with evidence").click()
+                page.get_by_role("button", name="Download (YAML)").click()
             download.value.save_as(saved)
             page.keyboard.press("Escape")
-            page.get_by_role("button", name="Policy with evidence").wait_for(state="hidden")
+            page.get_by_role("button", name="Download (YAML)").wait_for(state="hidden")
         onward = panel.get_by_role("button", name="Next", exact=True)  # another name while the task is not done
         onward.wait_for()
         yield panel.inner_text()

@@ -47,7 +47,7 @@ def test_every_word_on_every_page_reads_and_every_control_has_a_name(page: Page,
 
     look("before a run")
     compared(page)
-    for tab in ("Cost", "Gradients", "More", "Memory"):
+    for tab in ("Cost", "Gradients", "Autograd", "Memory"):
         press(page, page.get_by_role("tab", name=tab))
         look(tab)
     for menu in ("Presets", "Options", "Policy file", "Run file"):

@@ -269,6 +269,25 @@ def ranks_are_chosen_drawn_and_toggled(page: Page) -> None:
     assert page.get_by_test_id("stException").count() == 0
 
 
+def test_the_question_mark_lists_the_keys_but_not_for_one_who_types(explore: Page) -> None:
+    page = settled(explore)
+    sheet = page.get_by_role("dialog", name="Keys")
+    field = page.get_by_label("Budget", exact=True).first
+    field.press_sequentially("?")
+    assert field.input_value() == "?" and not sheet.is_visible()
+    field.fill("")
+    page.locator(".figure .value").first.click()
+    page.keyboard.press("?")
+    sheet.get_by_text("Recompute the block, or keep it").wait_for()
+    page.keyboard.press("Escape")
+    sheet.wait_for(state="hidden")
+    page.get_by_role("link", name="Lab").click()
+    page.get_by_text("Dropout must draw the same mask again").first.wait_for()
+    page.keyboard.press("?")
+    sheet.get_by_role("button", name="Close the list of keys").click()
+    sheet.wait_for(state="hidden")
+
+
 def test_the_graph_follows_slider_typed_budget_and_ranks_and_a_run_keeps_the_budget(explore: Page) -> None:
     page = explore
     page.get_by_text("Type a budget, or drag").wait_for()

@@ -46,7 +46,7 @@ def test_policy_run_and_picture_leave_and_come_back(page: Page, app: Served, tmp
     page.get_by_text(ANSWERED).wait_for()
 
     press(page, page.get_by_role("button", name="Policy file"))
-    policy = downloaded(page, page.get_by_role("button", name="Policy with evidence"), tmp_path)
+    policy = downloaded(page, page.get_by_role("button", name="Download (YAML)"), tmp_path)
     saved = load(policy)
     assert saved.policy.blocks == ("head",) and saved.evidence is not None
     assert saved.evidence.verdict == "bitwise equal"

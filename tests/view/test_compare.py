@@ -359,10 +359,10 @@ def test_what_the_verdict_leaves_out_is_said() -> None:
     assert sentence.startswith("Not judged, two runs of the baseline differ there: blocks.0.clock, ")
     assert sentence.endswith(" and 1 more")
     probed = msgspec.structs.replace(compared(), n_probes=5)
-    assert scope_sentence(probed).startswith("Each block ran 5 more times before the step, in search of hidden state.")
+    assert scope_sentence(probed).startswith("To find hidden state, each block ran 5 more times before the step.")
     assert "--probe N" in scope_sentence(probed), "what lies beyond, and what looks further"
     twice = scope_sentence(msgspec.structs.replace(probed, n_probed_twice=11))
-    assert twice.startswith("11 of the blocks can remember nothing and equal another: they ran twice more. Each other ")
+    assert "before the step, or twice where it only repeats another block (11 blocks). " in twice
 
 
 def test_what_differs_comes_first() -> None:

@@ -41,7 +41,7 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     is_split = baseline.plan is not None or candidate.plan is not None
     probes = full and not is_split and not baseline.forward_only and bool(candidate.policy.units and baseline.n_probes)
     n_steps = 1 + probes + n_reports((baseline, candidate)) + _N_STAGES
-    probing = Progress(what="looking for blocks that remember their recomputes", done=0, total=n_steps)
+    probing = Progress(what="checking the blocks for hidden state", done=0, total=n_steps)
     meter, probed = Meter(report, n_steps), ProbeResult()
     if probes:
         meter(probing.what)

@@ -167,17 +167,15 @@ def truth_chart(run: PipelineRun) -> Chart:
         if lost := sum(shares.splitting.presence == "baseline only" for shares in run.gradients):
             answer = f"splitting lost {count(lost, 'gradient')}: none came"
         fig = figure(question, answer, height=290)
-    for verdict, pattern in PATTERNS.items():
-        counts = [sum(getattr(g, share).verdict == verdict for g in run.gradients) for share in SHARES]
-        if any(counts):
-            # Fainter than elsewhere, as a number is written on the bar.
-            faint = {**hatch(pattern), "fgcolor": "rgba(255, 255, 255, 0.3)"}
-            fig.add_bar(
-                orientation="h", name=verdict, y=[f"moved by {share}?" for share in SHARES], x=counts,
-                text=[str(c) if c else "" for c in counts], textposition="inside", textangle=0,
-                insidetextanchor="middle", marker={"color": VERDICT_COLOURS[verdict], "pattern": faint},
-                hovertemplate=f"%{{y}} {verdict}: %{{x}} gradients",
-            )  # fmt: skip
+    for (name, pattern, colour), counts in _bars_of(run).items():
+        # Fainter than elsewhere, as a number is written on the bar.
+        faint = {**hatch(pattern), "fgcolor": "rgba(255, 255, 255, 0.3)"}
+        fig.add_bar(
+            orientation="h", name=name, y=[f"moved by {share}?" for share in SHARES], x=counts,
+            text=[str(c) if c else "" for c in counts], textposition="inside", textangle=0,
+            insidetextanchor="middle", marker={"color": colour, "pattern": faint},
+            hovertemplate=f"%{{y}} {name}: %{{x}} gradients",
+        )  # fmt: skip
     equal = [f"{share} {sum(getattr(g, share).bitwise for g in run.gradients)} of {n}" for share in SHARES]
     return Chart(
         name="gradients by cause",
@@ -185,6 +183,22 @@ def truth_chart(run: PipelineRun) -> Chart:
         alt=f"Bars of the gradients that each step left equal in every bit: {', '.join(equal)}.",
         rows=lambda: truth_table(run),
     )
+
+
+def _bars_of(run: PipelineRun) -> dict[tuple[str, str, str], list[int]]:
+    """Counts by share, for the name, pattern and colour of each kind of bar that has any.
+
+    What microbatching makes different is grey: each microbatch draws its own masks, which is no fault of the split.
+    """
+    kinds: dict[tuple[str, str, str], list[int]] = {}
+    for verdict, pattern in PATTERNS.items():
+        counts = [sum(getattr(g, share).verdict == verdict for g in run.gradients) for share in SHARES]
+        if verdict == "different" and counts[0]:
+            kinds["different before the split", pattern, VERDICT_COLOURS["not comparable"]] = [counts[0], 0, 0]
+            counts[0] = 0
+        if any(counts):
+            kinds[verdict, pattern, VERDICT_COLOURS[verdict]] = counts
+    return kinds
 
 
 def calls_chart(run: PipelineRun) -> Chart:

@@ -42,7 +42,7 @@ def to_names(file: PolicyFile) -> Export:
 
 
 _ROWS = (
-    ExportFormat(name="torch", title="torch alone", write=to_torch),
+    ExportFormat(name="torch", title="plain PyTorch", write=to_torch),
     ExportFormat(name="fsdp2", title="torch with FSDP2", write=to_fsdp2),
     ExportFormat(name="names", title="any program, as names and numbers", write=to_names, suffix=".yaml"),
     ExportFormat(name="huggingface", title="Hugging Face transformers", write=to_hugging_face),

@@ -1,4 +1,4 @@
-"""Components of the page: block graph, strip of headline figures, first sketch, film of a step, slider over plans.
+"""Components of the page: block graph, headline figures, first sketch, film of a step, slider over plans, keys.
 
 explorer/view/graph/graph.js states the rule that loses no click at any speed. `adopt_marks` and `replace_marks` are the
 Python half of the rule. The page follows the slider while a person drags it, not only at its release.
@@ -207,6 +207,37 @@ def step_film(film: Film) -> None:
     """Draws a button that plays `film` over the chart of the container "first" and in the graph."""
     component = _component("film", FILM, _text("film.css"), _text("film.js"))
     component(key="film", data=[asdict(film)], width="content", height="content")
+
+
+KEYS = {
+    "On every page": {"Ctrl Enter": "Run", "Ctrl Z": "Undo", "Ctrl Y": "Redo", "?": "This list"},
+    "In the block graph": {
+        "↑ ↓ Home End": "Go to another row",
+        "→ ←": "Unfold or fold a group, or go into it and out of it",
+        "Space": "Recompute the block, or keep it",
+        "I": "Show the block's bytes in the chart",
+    },
+    "In a played step": {"← → Home End": "Go to another block", "Esc": "End the film"},
+}
+"""What each key does, by place."""
+
+
+def key_sheet() -> None:
+    """Listens for the keys of every page; "?" shows their list. Cmd takes the place of Ctrl on a Mac."""
+    groups = "".join(
+        f"<h3>{place}</h3><dl>{''.join(map(_key_row, keys, keys.values()))}</dl>" for place, keys in KEYS.items()
+    )
+    title = (
+        '<header><h2 id="keys">Keys</h2><button aria-label="Close the list of keys" autofocus>Close</button></header>'
+    )
+    html = f'<dialog aria-labelledby="keys"><div>{title}{groups}</div></dialog>\n'
+    component = _component("keys", html, _text("keys.css"), _text("keys.js"))
+    component(key="keys", data=[{}], height="content")
+
+
+def _key_row(keys: str, what: str) -> str:
+    names = " ".join(f"<kbd>{key}</kbd>" for key in keys.split())
+    return f"<dt>{names}</dt><dd>{what}</dd>"
 
 
 REMEMBERED_LABELS = 8

@@ -40,7 +40,7 @@ def policy_menu(state: ExploreState, graph: ModelGraph) -> DeltaGenerator:
         warning = st.empty()
         small_text("A training script applies it: `explorer.apply_policy(model, explorer.load_policy('policy.yaml'))`.")
         offer = Offer(
-            "Policy with evidence (YAML)",
+            "Download (YAML)",
             f"{file_stem(state.draft.spec.model)}-policy.yaml",
             lambda: policy_text(state, graph),
         )

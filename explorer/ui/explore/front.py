@@ -79,7 +79,7 @@ def marks_of(state: ExploreState, view: View) -> tuple[Mark, ...]:
     drawn = next((mark for mark in measured if mark.policy == policy), None)
     drawn = drawn or _predicted_mark(view, policy, predicted(view, policy), "")
     if drawn is not None:
-        marks.append(replace(drawn, kind="drawn", name="the policy that is drawn"))
+        marks.append(replace(drawn, kind="drawn", name="this policy"))
     return tuple(marks)
 
 

@@ -151,7 +151,7 @@ def _cell(headline: Headline, view: View, *, was: str) -> Cell:
     compared = view.against and headline.origin and headline.key != "n_recompute"
     origin = ", ".join(headline.origin) + (f", against {view.against}" if compared else "")
     if view.stand_in is not None and headline.origin == MEASURED:
-        origin = "earlier" if view.stand_in.here else "elsewhere"
+        origin = "earlier" if view.stand_in.here else "another machine"
     origins = glossary.ORIGIN | ({"predicted": glossary.PREDICTED_ORIGIN} if view.predicted else {})
     meaning = [headline.tooltip, *(origins[origin] for origin in headline.origin)]
     return Cell(

@@ -241,4 +241,4 @@ def _next_step(state: ExploreState, view: View) -> str:
     if view.freshness is Freshness.FAILED and view.comparison is not None:
         return f"The {what_failed(view.comparison)}; nothing was measured whole."
     # True whatever is clicked next: a click in the graph does not draw this line again.
-    return "Run takes real steps of the baseline and of the policy that is drawn."
+    return "Run takes real training steps, with everything kept and with this policy."

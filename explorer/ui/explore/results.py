@@ -1,7 +1,7 @@
 """The tabs beside the graph: memory, budget, cost, gradients, more. Hidden tabs are not computed.
 
 Cost: operations of each block, step times, and every block as a row. Gradients: the verdict, the worst tensor, the
-likely cause, and what else the step changed. More: the autograd graph of one block, kept and recomputed.
+likely cause, and what else the step changed. Autograd: the graph of one block, kept and recomputed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from explorer.ui.explore.view import View
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import page_job, window
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.charts import draw, in_groups
+from explorer.ui.shared.charts import draw, numbers
 from explorer.ui.shared.download import Offer, download
 from explorer.ui.shared.elements import failure_panel, fold, frame, hazards_panel, small_text
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time, time_answer, uncounted_in_words
@@ -50,7 +50,7 @@ from explorer.view.text import explore as glossary
 from explorer.view.text.explore import Freshness
 from explorer.view.text.runs import what_failed
 
-TABS = ["Memory", "Budget", "Cost", "Gradients", "More"]
+TABS = ["Memory", "Budget", "Cost", "Gradients", "Autograd"]
 
 
 def results(state: ExploreState, view: View) -> Callable[[], None]:
@@ -64,7 +64,7 @@ def results(state: ExploreState, view: View) -> Callable[[], None]:
         return lambda: None
     block = drafts.marks_of(state.draft, graph).selected.removeprefix(RUN) if graph is not None else ""
     why_not = drafts.why_not_run(state.draft)
-    memory, budget, cost, gradients, more = tabs
+    memory, budget, cost, gradients, autograd = tabs
     timelines = None
     if memory.open:
         with memory:
@@ -87,8 +87,8 @@ def results(state: ExploreState, view: View) -> Callable[[], None]:
         if gradients.open:
             with gradients:
                 _gradients(state, graph, comparison)
-        if more.open and graph is not None:
-            with more:
+        if autograd.open and graph is not None:
+            with autograd:
                 st.markdown("**What autograd records**")
                 if why_not:
                     st.caption(why_not)
@@ -187,8 +187,7 @@ def cost_panel(run: Comparison | Measurement, *, block: str) -> None:
         st.markdown("**Checkpointing by the model itself**")
         frame(table, key="own_checkpointing", alt="What the model checkpoints by itself, and whether it acts")
     st.markdown("**Every block**")
-    rows = saved_bytes_chart(run).rows()
-    frame(rows, key="block_costs", alt="What every block costs", columns=in_groups(rows))
+    numbers(saved_bytes_chart(run).rows(), key="block_costs", alt="What every block costs")
 
 
 def _totals(comparison: Comparison) -> None:

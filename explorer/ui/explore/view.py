@@ -362,7 +362,7 @@ def price_tag(price: Price) -> str:
     """Effect of a toggle in a few words: `peak −12 MiB for +1 % FLOPs`."""
     moved = price.peak_change_bytes
     sign = MINUS if moved < 0 else "+"
-    peak = f"peak {sign}{mib(abs(moved))}" if moved else "peak stays"
+    peak = f"peak {sign}{mib(abs(moved))}" if moved else "peak unchanged"
     share = price.share_of_step_flops
     return peak if not share or share < 0.0005 else f"{peak} for {percent(share, signed=True)} FLOPs"
 

@@ -13,8 +13,9 @@ import streamlit as st
 from explorer.record.policy import Policy
 from explorer.ui.session.repository import Recent
 from explorer.ui.shared.download import Offer, download
-from explorer.ui.shared.elements import fold
+from explorer.ui.shared.elements import fold, frame
 from explorer.view.drawing.figure import CONFIG, Chart, Rows, figure, readable, size, written
+from explorer.view.drawing.units import MIB
 
 T = TypeVar("T")
 PLAIN = (str, int, float, tuple, Policy, type(None))
@@ -101,23 +102,31 @@ def _twin(chart: Chart, key: str) -> None:
     if not table.open:
         return
     with table:
-        rows = list(chart.rows())
-        st.dataframe(
-            rows, key=f"{key}_table", width="stretch", hide_index=True, column_config=in_groups(rows),
-            alt=f"Table of {chart.name}",
-        )  # fmt: skip
+        numbers(chart.rows(), key=f"{key}_table", alt=f"Table of {chart.name}")
         name = f"{chart.name.replace(' ', '-')}.csv"
         download(Offer("CSV", name, lambda: as_csv(chart.rows())), key=f"{key}_csv")
 
 
-def in_groups(rows: Rows) -> dict[str, Any]:
-    """Columns of bytes and operations with grouped digits, in the style of the reader's language."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {
-        name: st.column_config.NumberColumn(format="localized")
-        for name in names
-        if name.endswith(("(bytes)", "(FLOP)", "FLOPs"))
+def numbers(rows: Rows, *, key: str, alt: str) -> None:
+    """Draws `rows` of a chart as a table for a reader: bytes in MiB, operations with grouped digits.
+
+    The CSV file of the same rows has the bytes themselves.
+    """
+    shown = [dict(map(_for_reader, row, row.values())) for row in rows]
+    formats = {"(MiB)": "%.3f", "(FLOP)": "localized", "FLOPs": "localized"}
+    columns = {
+        name: st.column_config.NumberColumn(format=style)
+        for name in dict.fromkeys(name for row in shown for name in row)
+        for unit, style in formats.items()
+        if name.endswith(unit)
     }
+    frame(shown, key=key, alt=alt, columns=columns)
+
+
+def _for_reader(name: str, value: object) -> tuple[str, object]:
+    if not name.endswith("(bytes)"):
+        return name, value
+    return name.replace("(bytes)", "(MiB)"), value / MIB if isinstance(value, int | float) else value
 
 
 def as_csv(rows: Rows) -> str:

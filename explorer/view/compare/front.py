@@ -27,7 +27,7 @@ LOOKS: dict[Kind, tuple[str, str, str, int]] = {
     "plan": ("cheapest plans, predicted", "circle-open", RECOMPUTE, 10),
     "preset": ("presets, predicted", "square-open", RUN_COLOURS["baseline"], 10),
     "run": ("runs, measured", "diamond", RUN_COLOURS["candidate"], 11),
-    "drawn": ("the policy that is drawn", "cross-thin", RUN_COLOURS["candidate"], 22),
+    "drawn": ("this policy", "cross-thin", RUN_COLOURS["candidate"], 22),
 }
 """Name, symbol, colour and size of each kind of mark."""
 AXIS: dict[CostWord, str] = {"time": "step time", "FLOPs": "FLOPs"}

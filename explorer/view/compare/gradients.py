@@ -167,12 +167,11 @@ def scope_sentence(comparison: Comparison) -> str:
     if because := comparison.not_probed_because:
         clauses.append(f"Not probed for hidden state: {because.rstrip('.')}")
     if times := comparison.n_probes:
-        if n_twice := comparison.n_probed_twice:
-            clauses.append(f"{n_twice} of the blocks can remember nothing and equal another: they ran twice more")
+        n_twice = comparison.n_probed_twice
+        but = f", or twice where it only repeats another block ({n_twice} blocks)" if n_twice else ""
         clauses.append(
-            f"Each {'other ' if n_twice else ''}block ran {count(times, 'more time')} before the step, in search of "
-            "hidden state. An effect that begins later is beyond this verdict: --probe N runs N times, each at the "
-            "price of the blocks' forward"
+            f"To find hidden state, each block ran {count(times, 'more time')} before the step{but}. "
+            "A change that begins later is not seen: --probe N runs each block N times"
         )
     return ". ".join(clauses)
 

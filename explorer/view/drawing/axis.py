@@ -139,7 +139,7 @@ def axis_layout(axis: Axis, drawn: Measurement, *, of: str = "") -> dict[str, ob
     places, labels = event_ticks(drawn)
     narrow = ", optimizer narrowed" if narrowed_from(drawn)[1] < 1 else ""
     return {
-        "title": {"text": f"allocator event{of}{narrow}"},
+        "title": {"text": f"allocations and frees in order{of}{narrow}"},
         "tickvals": places,
         "ticktext": labels,
         "unifiedhovertitle": hover,

@@ -19,8 +19,8 @@ import plotly.graph_objects as go
 from explorer.view.drawing.colours import CURSOR, FULL_TEXT, GRID, QUIET_TEXT
 from explorer.view.drawing.units import mib
 
-CONFIG: dict[str, object] = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
-"""Argument of `st.plotly_chart(config=...)`: the picture button stays, useless buttons go."""
+CONFIG: dict[str, object] = {"displaylogo": False, "modeBarButtons": [["toImage", "resetScale2d"]]}
+"""Argument of `st.plotly_chart(config=...)`. A wider toolbar would lie over the plot; a drag zooms without a button."""
 
 PICKABLE: dict[str, object] = {
     "marker": {"size": 7, "opacity": 0, "maxdisplayed": 1},

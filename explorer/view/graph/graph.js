@@ -442,20 +442,6 @@ function showFrame(v, frame) {
   }
 }
 
-// Streamlit's own shortcuts also act on a person who types, where Ctrl+Z takes back letters; and their hints are faint.
-const SHORTCUTS = { z: "undo", "shift+z": "redo", y: "redo", enter: "run" }
-
-function onShortcut(event) {
-  if (!(event.ctrlKey || event.metaKey) || event.altKey) return
-  const name = SHORTCUTS[(event.shiftKey ? "shift+" : "") + event.key.toLowerCase()]
-  if (!name || event.composedPath()[0].closest?.("input:not([type=range]), textarea, [contenteditable]")) return
-  const found = document.querySelectorAll(`.st-key-${name} button, .st-key-pipeline_${name} button`)
-  const pressed = [...found].find((button) => button.checkVisibility() && !button.disabled)
-  if (!pressed) return
-  event.preventDefault()
-  pressed.click()
-}
-
 const level = (v, id) => Number(v.nodes.get(id).box.getAttribute("aria-level"))
 
 // The server cannot see the window: it is told at first, and when the page is laid out for a much different one.
@@ -480,8 +466,6 @@ export default function ({ data: [data], parentElement, setStateValue }) {
     v.root.addEventListener("focusin", ({ target }) => target.dataset.id !== undefined && rove(v, target.dataset.id, false))
     v.onpress = (event) => onPress(v, event)
     for (const kind of OUTSIDE) document.addEventListener(kind, v.onpress, true)
-    v.onshortcut = (event) => onShortcut(event)
-    document.addEventListener("keydown", v.onshortcut)
     v.onframe = ({ detail }) => showFrame(v, detail)
     document.addEventListener("step-frame", v.onframe)
     v.onresize = () => onResize(v)
@@ -525,7 +509,6 @@ export default function ({ data: [data], parentElement, setStateValue }) {
   return () => {
     if (parentElement.isConnected) return // rule 7
     for (const kind of OUTSIDE) document.removeEventListener(kind, v.onpress, true)
-    document.removeEventListener("keydown", v.onshortcut)
     document.removeEventListener("step-frame", v.onframe)
     window.removeEventListener("resize", v.onresize)
     v.desk?.leave(v.asked)

@@ -15,7 +15,7 @@ function draw(figure) {
   layout.title = { ...layout.title, font: { size: 16, ...layout.title?.font } };
   if (layout.title.subtitle) layout.title.subtitle.font = { size: 13 };
   const config = { displaylogo: false, responsive: true,
-    modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
+    modeBarButtons: [["toImage", "resetScale2d"]],
     toImageButtonOptions: { format: "svg", filename: figure.dataset.name } };
   const div = figure.querySelector("div");
   Plotly.newPlot(div, data, layout, config).then(() => Plotly.relayout(div, fonts()))

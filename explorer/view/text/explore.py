@@ -165,10 +165,8 @@ NO_MODEL = (
 NOTHING_RUNS = (
     "Nothing of this model is allocated, so nothing can be run: predict is on, in Options. Switch it off to measure."
 )
-PREDICT = (
-    "Plays a step under the policy that is drawn, without data: nothing is allocated, and every figure is predicted."
-)
-PREDICT_PLAYS = "Predict plays a step of the policy that is drawn. Nothing is allocated and nothing runs."
+PREDICT = "Plays a step under this policy, without data: nothing is allocated, and every figure is predicted."
+PREDICT_PLAYS = "Predict plays a step of this policy. Nothing is allocated and nothing runs."
 PREDICT_RANKS = (
     "A toggle forecasts the fullest rank. Predict plays every kind of rank, with a segment's gathers and its traffic."
 )

@@ -23,7 +23,7 @@ EMPTY = "The cheapest plans follow once a baseline is measured and nothing else 
 NO_RECORDED_PLAN = "No plan of the recorded run keeps this; ask again once this machine has measured the model."
 BEST = "The cheapest policy that was found for this peak."
 KEEP_ALL = "Keeping everything meets this; nothing has to be recomputed."
-AS_GOOD = "No plan that was found is faster at this peak."
+AS_GOOD = "No plan found is faster at this peak."
 
 PROVEN_TO = 5e-3
 """A gap smaller than the resolution of any clock here."""
@@ -72,7 +72,9 @@ def certificate(plan: Plan) -> tuple[str, str]:
     return proven, f"{ABOUT} {looked}"
 
 
-FRONT = "Click a point to draw its policy. Everything hollow is predicted from one step; diamonds were run."
+FRONT = (
+    "Click a point to draw its policy. Hollow marks are predicted from one recorded step; filled marks were measured."
+)
 FRONT_OF_FLOPS = (
     "Click a point to draw its policy. FLOPs leave out element-wise work: a preset that keeps products looks free, and "
     "plans make no such choice."

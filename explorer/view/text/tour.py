@@ -25,7 +25,7 @@ _ALL_STEPS = (
         title="See",
         text="This is one training step of {model}. The headline says how much it held at "
         "its worst moment: {peak}. The graph shows its blocks, each with the bytes that it keeps so that backward can "
-        "use them: {saved} together. All of them wait for backward: the orange area of the chart.",
+        "use them: {saved} together. All of them wait for backward: the layers of the chart.",
     ),
     TourStep(
         key="guess",
@@ -55,7 +55,7 @@ _ALL_STEPS = (
     TourStep(
         key="take",
         title="Take away",
-        text="Press *Policy file* at the bottom, then *Policy with evidence*. A training script applies the file with "
+        text="Press *Policy file* at the bottom, then *Download (YAML)*. A training script applies the file with "
         "`explorer.apply_policy`; transformers and FSDP2 get a file of their own there. What "
         "follows is longer: a trap, a model split over devices, and three exercises.",
     ),

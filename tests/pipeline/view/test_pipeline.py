@@ -152,6 +152,16 @@ def test_every_step_counts_all_gradients() -> None:
     assert table[0]["microbatching"] == "1e-07 (rounding)"
 
 
+def test_what_microbatching_alone_makes_different_is_no_alarm() -> None:
+    ran = run_shares(n_moved=3)
+    far = ran.gradients[0].splitting
+    moved = [msgspec.structs.replace(shares, microbatching=far) for shares in ran.gradients]
+    fig = truth_chart(msgspec.structs.replace(ran, gradients=tuple(moved))).figure
+    assert counts(fig)["different"] == (0, 0, 3) and counts(fig)["different before the split"] == (N, 0, 0)
+    colours = {trace.name: trace.marker.color for trace in fig.data}
+    assert colours["different before the split"] != colours["different"]
+
+
 def test_a_gradient_that_never_came_is_no_distance() -> None:
     ran = run_shares()
     lost = msgspec.structs.replace(

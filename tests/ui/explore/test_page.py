@@ -265,7 +265,7 @@ def test_every_tab_is_drawn_and_nothing_runs(app: App, worker: FakeWorker, store
     forecast = Forecaster(run.measurement, run.measurement.graph).forecast(Policy.recompute(["0", "1"]))
     assert figures(at)["Step peak"].endswith(f"≈ {mib(forecast.step_peak_bytes)}")
     assert forecast.step_peak_bytes is not None and forecast.step_peak_bytes < run.peak_bytes
-    for tab in ("Cost", "Gradients", "More"):
+    for tab in ("Cost", "Gradients", "Autograd"):
         assert "model is not here" in texts(open_tab(at, tab))
     for name, part in slices.parts("ui.page").items():
         if name == "pipeline":

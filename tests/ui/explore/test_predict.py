@@ -135,13 +135,13 @@ def test_the_drawn_policy_is_played_by_the_button_in_place_of_run(app: App, work
 
 def test_every_tab_stands_offers_no_run_and_a_changed_option_is_played_again(app: App, worker: FakeWorker) -> None:
     at = switch(app(), on=True)
-    for tab in ("Memory", "Budget", "Cost", "Gradients", "More"):
+    for tab in ("Memory", "Budget", "Cost", "Gradients", "Autograd"):
         at = open_tab(at, tab)
         running = ("draw", "measure_points")
         assert not [button.key for button in at.button if button.key in running and not button.disabled]
         if tab == "Cost":
             assert "Nothing has been played yet" in words(at)
-        if tab in ("Gradients", "More"):
+        if tab in ("Gradients", "Autograd"):
             assert NOTHING_RUNS in words(at)
         if tab == "Memory":
             assert at.toggle(key="memory_time").disabled, "the player's clock is not the step's"

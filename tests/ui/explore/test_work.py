@@ -56,11 +56,11 @@ def test_every_tab_shows_its_record_before_and_after_a_run(app: App, worker: Fak
     assert list(rows["block"])[1:] == [block.fqn for block in graphs.gpt(6).blocks][1:]
     again = dict(zip(rows["block"], rows["ran again"], strict=True))
     kept, candidate = (
-        dict(zip(rows["block"], rows[f"saved, {run} (bytes)"], strict=True)) for run in ("baseline", "candidate")
+        dict(zip(rows["block"], rows[f"saved, {run} (MiB)"], strict=True)) for run in ("baseline", "candidate")
     )
     assert (again["blocks.0"], again["blocks.1"], again["blocks.2"]) == (1, 1, 0)
     assert candidate["blocks.0"] < kept["blocks.0"] and candidate["blocks.2"] == kept["blocks.2"]
-    for tab in ("Memory", "Budget", "More"):
+    for tab in ("Memory", "Budget", "Autograd"):
         open_tab(at, tab)
     at = open_tab(at, "Gradients")
     evidence = at.table[0].value
