@@ -20,6 +20,7 @@ from explorer.record.allocations import FIXED_ROLES, Ledger
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Price
 from explorer.record.policy import Policy
 
 
@@ -320,19 +321,20 @@ def _wasted(case: PeakCase) -> str:
     return f"{which} without a higher peak (predicted), for {cost:.1%} fewer FLOPs.".replace("%", " %") + why
 
 
+def next_block(run: Measurement, graph: ModelGraph | None) -> Price | None:
+    """The kept block whose recompute lowers the peak of `run` most for its FLOPs; None if none lowers it."""
+    if graph is None or run.step_peak_bytes is None:
+        return None
+    blocks = dict.fromkeys((*graph.repeats, *graph.chain))  # the repeated ones, and those between them
+    small = SMALL_CHANGE * run.step_peak_bytes
+    offers = [price for price in prices(run, blocks, graph=graph) if price.peak_change_bytes <= -small]
+    return max(offers, key=lambda price: (price.mib_per_percent or 0.0, -price.peak_bytes), default=None)
+
+
 def _next_best(case: PeakCase) -> str:
-    """The kept block whose recompute buys most for its FLOPs."""
-    if case.graph is None:
+    best = next_block(case.candidate, case.graph)
+    if best is None:
         return ""
-    blocks = dict.fromkeys((*case.graph.repeats, *case.graph.chain))  # the repeated ones, and those between them
-    offers = [
-        price
-        for price in prices(case.candidate, blocks, graph=case.graph)
-        if price.peak_change_bytes <= -SMALL_CHANGE * case.new.total_bytes
-    ]
-    if not offers:
-        return ""
-    best = max(offers, key=lambda price: (price.mib_per_percent or 0.0, -price.peak_bytes))
     cost = f" for {best.share_of_step_flops:.1%} more FLOPs".replace("%", " %") if best.share_of_step_flops else ""
     word = "Next" if case.named else "First"
     peak = f"{mib(best.peak_bytes)} (predicted)"

@@ -12,11 +12,11 @@ from explorer.plan.memory.ledger import ledger
 from explorer.plan.memory.outside import by_place
 from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.collectives import collective_rows, repeated, sent_bytes
-from explorer.plan.why.peak import explain, explain_one
+from explorer.plan.why.peak import explain, explain_one, next_block, unit_name
 from explorer.record.card import CardMemory
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
-from explorer.record.policy import Policy
+from explorer.record.policy import Policy, Unit
 from explorer.ui.components import first_picture, step_film
 from explorer.ui.explore.view import View, ledger_of, name_of, predicted_line, predicted_on_card
 from explorer.ui.explore.work import ExploreState
@@ -106,7 +106,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
             picture(chart, key=key, height=height, act=pick)
         twin(chart, key=key)
         reasons = _reasons(view, baseline)
-        _why(reasons[1:] if choice == OF_CANDIDATE else reasons)
+        _why(state, view, reasons[1:] if choice == OF_CANDIDATE else reasons)
         _ranks(view, candidate or baseline if choice != OF_BASELINE else baseline)
         _alive(baseline, candidate, picked, lambda fqns: _select(state, graph, fqns))
 
@@ -291,12 +291,26 @@ def _alive(
     draw(chart, key="ledger", act=lambda custom: select(custom[0].split(" ")))
 
 
-def _why(reasons: tuple[str, ...]) -> None:
-    """Draws further reasons; the chart of both runs has the first reason under its title."""
-    if reasons:
-        with fold("Why", icon=":material/help:", key="why"):
-            for reason in reasons:
-                st.text(reason)
+def _why(state: ExploreState, view: View, reasons: tuple[str, ...]) -> None:
+    """Draws further reasons, and a button that takes their advice. The chart of a comparison has the first reason."""
+    if not reasons:
+        return
+    with fold("Why, and what next", icon=":material/help:", key="why"):
+        for reason in reasons:
+            st.text(reason)
+        policy, graph = state.draft.spec.policy, view.graph
+        run = view.candidate if policy.units else view.charted
+        if run is None or graph is None or run.spec.policy.units != policy.units:
+            return
+        best = made_once(lambda: next_block(run, graph), "next block", run, graph.fingerprint)
+        if best is not None:
+            st.button(
+                f"Recompute {unit_name(best.blocks)}",
+                icon=":material/add:",
+                key="take_next",
+                on_click=drafts.set_policy,
+                args=(state.draft, drafts.with_units(policy, (*policy.units, Unit(blocks=best.blocks))), graph),
+            )
 
 
 DRAWN = "drawn policy"

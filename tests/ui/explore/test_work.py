@@ -86,6 +86,19 @@ def test_the_memory_chart_has_an_unmeasured_policy_dashed_and_one_run_by_role_or
 MIB = 2**20
 
 
+def test_a_button_takes_the_advice_of_the_last_reason_until_it_would_lower_nothing(app: App) -> None:
+    at, taken = app(), 0
+    while button := [each for each in at.button if each.key == "take_next"]:
+        advice = next(line.value for line in at.text if "recomputed would lower the peak to" in line.value)
+        assert button[0].label.removeprefix("Recompute ") in advice
+        at = settle(button[0].click().run())
+        taken += 1
+        assert len(spec(at).policy.units) == taken
+        assert not [each for each in at.button if each.key == "take_next"], "the reasons are about another policy"
+        at = press(at, "run")
+    assert taken > 1
+
+
 def test_a_refresh_finds_its_run_and_the_baseline_again(app: App, worker: FakeWorker) -> None:
     worker.slow = True
     at = say(app(), on=list(ALL))
