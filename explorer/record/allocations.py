@@ -108,6 +108,8 @@ class Allocations(Record):
     """Index into `dtypes`, of the tensor that an operator returned first; empty: not recorded."""
     dtypes: tuple[str, ...] = ()
     """`float32`, `bool`; the empty string: no tensor is known."""
+    stream: Column = field(default_factory=column)
+    """The stream in which each entry was taken, 0 for the usual one; empty: all of them there."""
     line: Column = field(default_factory=column)
     """Index into `lines`, of the code that allocated, if no block below the model owns the entry; empty: not recorded.
 

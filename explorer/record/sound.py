@@ -90,6 +90,7 @@ def _columns(log: Allocations) -> Iterator[str]:
         "block": (log.block, n_rows, len(log.blocks) - 1),
         "op": (log.op, n_rows, len(log.ops) - 1),
         "dtype": (log.dtype, n_rows if log.dtype else 0, len(log.dtypes) - 1),
+        "stream": (log.stream, n_rows if log.stream else 0, n_rows),
         "line": (log.line, n_rows if log.line else 0, len(log.lines) - 1),
         "calls.line": (log.calls.line, len(log.calls.block) if log.calls.line else 0, len(log.lines) - 1),
         "weight_casts": (log.weight_casts, len(log.weight_casts), n_rows - 1),

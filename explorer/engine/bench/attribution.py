@@ -78,9 +78,7 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
     roles[entries.is_workspace] = WORKSPACE
     blocks = np.where(entries.is_workspace, 0, _blocks(entries, tracked, operator))
     movable = (blocks == 0) & ~np.isin(roles, _FIXED)  # a gradient belongs to its parameter
-    # Calls name storages by the tracker's numbers; the record knows entries only.
-    entry_of = np.full(len(tracked.n_bytes), NONE, dtype=np.int64)
-    entry_of[entries.storage[stored]] = np.flatnonzero(stored)
+    entry_of = _entry_of(entries.storage, len(tracked.n_bytes))
     allocations = Allocations(
         n_ticks=len(tick_ns),
         n_bytes=_column(entries.n_bytes),
@@ -97,6 +95,7 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
         lines=tuple(tracker.lines.texts),
         weight_casts=_column(np.flatnonzero(np.isin(operator, tracker.casts) & stored)),
         dtype=_column(np.where(stored, tracked.dtype[entries.storage], 0)),
+        stream=_streams(tracked, entries),
         dtypes=tuple("" if dtype is None else str(dtype).removeprefix("torch.") for dtype in tracker.storages.dtypes),
     )
     peaks = AllocatorPeaks(
@@ -108,6 +107,20 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
         reserved=_curve(log.reserved, entries),
     )
     return Attribution(allocations, phases, peaks)
+
+
+def _entry_of(storages: Ints, n_storages: int) -> Ints:
+    """The entry of each storage. Calls name storages by the tracker's numbers; the record knows entries only."""
+    entry_of = np.full(n_storages, NONE, dtype=np.int64)
+    stored = storages != NONE
+    entry_of[storages[stored]] = np.flatnonzero(stored)
+    return entry_of
+
+
+def _streams(tracked: TrackedStep, entries: Entries) -> Column:
+    if not tracked.stream.any():
+        return Column("q")
+    return _column(np.where(entries.storage != NONE, tracked.stream[entries.storage], 0))
 
 
 def _operators(entries: Entries, tracked: TrackedStep, grain_ns: int) -> Ints:

@@ -208,6 +208,7 @@ class TrackedStep:
         self.pointer, self.n_bytes = as_ints(columns.pointer), as_ints(columns.n_bytes)
         self.made_by, self.role = as_ints(columns.made_by), as_ints(columns.role)
         self.owner, self.dtype = as_ints(columns.owner), as_ints(columns.dtype)
+        self.stream = as_ints(columns.stream)
         self.seen_ns, self.died_ns = as_ints(columns.seen_ns), as_ints(columns.died_ns)
         self.turns = as_ints(columns.turns)
         ops = operators_of(tracker)

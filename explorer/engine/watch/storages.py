@@ -75,12 +75,14 @@ class Storages:
         self.n_seen = self.n_before_step = 0
         """Number of storages so far, and of those that are older than the step."""
         self._births: list[Any] = []
-        """Address, bytes, operator and type of each storage in sequence."""
+        """Address, bytes, operator, type and stream of each storage in sequence."""
         self._turns: list[int] = []
         """Turn and time of each birth and death in sequence."""
         self._tags: dict[int, tuple[int, int]] = {}
         """Role and owner of each storage that has a role."""
         self._owners = owners
+        self._streams: dict[object, int] = {torch.cpu.current_stream(): 0}
+        """Streams of a step without data, in which FSDP2 takes its buffers, in order of use."""
         self._is_here = attrgetter(f"is_{device.type}")
         self._live: dict[int, _Watched] = {}
         self._on_death = self._died  # one object for all
@@ -98,11 +100,12 @@ class Storages:
 
     def settle(self) -> None:
         """Makes the columns of everything seen so far."""
-        self.pointer, self.n_bytes, self.made_by = (array("q", self._births[i::4]) for i in range(3))
-        types = self._births[3::4]
+        self.pointer, self.n_bytes, self.made_by = (array("q", self._births[i::5]) for i in range(3))
+        types = self._births[3::5]
         self.dtypes = {dtype: number for number, dtype in enumerate(dict.fromkeys([None, *types]))}
         """The number of each type in `dtype`."""
         self.dtype = array("q", map(self.dtypes.__getitem__, types))
+        self.stream = array("q", self._births[4::5])
         tags = [self._tags.get(index, UNTAGGED) for index in range(self.n_seen)]
         self.role, self.owner = array("q", (role for role, _ in tags)), array("q", (owner for _, owner in tags))
         self.turns = array("q", self._turns[::2])
@@ -162,7 +165,8 @@ class Storages:
             return NONE
         index = self.n_seen
         self.n_seen += 1
-        self._births += (address, n_bytes, op, dtype)
+        stream = self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))
+        self._births += (address, n_bytes, op, dtype, stream)
         self._turns += (index + 1, now_ns or time_ns())
         watched = self._live[key] = _Watched(storage, self._on_death)
         watched.index, watched.key, watched.n_bytes = index, key, n_bytes
@@ -172,7 +176,7 @@ class Storages:
         """Operator number `op` held memory of these bytes at the same time, and returned it."""
         first = self.n_seen
         for n_bytes in filter(None, temporaries):
-            self._births += (0, n_bytes, op, None)
+            self._births += (0, n_bytes, op, None, 0)
             self.n_seen += 1
             self._turns += (self.n_seen, now_ns)
         for number in range(self.n_seen, first, -1):

@@ -187,7 +187,8 @@ class _Play:
         log, self.entry = self.program.log, entry
         if log.n_bytes[entry] == 0 or self._is_counter(entry):
             return
-        self.live[entry] = self.allocator.allocate(log.n_bytes[entry])
+        stream = log.stream[entry] if log.stream else 0
+        self.live[entry] = self.allocator.allocate(log.n_bytes[entry], stream)
         if log.born[entry] > 0 and (product := PRODUCTS.search(log.ops[log.op[entry]])):
             self._take_workspaces(with_bias=product[1] == "addmm")
         self.requested = max(self.requested, self.allocator.requested_bytes)

@@ -126,6 +126,7 @@ def _with_older(log: Allocations, older: dict[int, int]) -> Allocations:
         op=_longer(log.op, [0] * n),
         released=_longer(log.released, [0] * n),
         dtype=_longer(log.dtype, [log.dtype[entry] for entry in entries] if len(log.dtype) else ()),
+        stream=_longer(log.stream, [log.stream[entry] for entry in entries] if len(log.stream) else ()),
         line=_longer(log.line, [0] * n if len(log.line) else ()),
     )
 

@@ -199,6 +199,7 @@ def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
         weight_casts=_column(entry[casts[left[casts]]]),
         released=_column(np.where(released > 0, tick[released - 1] + 1, 0)[left]) if len(released) else column(),
         dtype=_column(array_of(log.dtype)[left]) if log.dtype else column(),
+        stream=_column(array_of(log.stream)[left]) if log.stream else column(),
     )
     keep_all = msgspec.structs.replace(
         without_readings(run),

@@ -121,10 +121,11 @@ def _write_rerun(written: list[_Life], replay: Replay, nest: Nest, i: int, resto
         written.append(_Life(-1, n_bytes, UNATTRIBUTED, again(0), again(last + 1)))
 
 
-def _lines(log: Allocations, written: Sequence[_Life]) -> Column:
-    if not log.line:
+def _of_entries(values: Column, written: Sequence[_Life]) -> Column:
+    """A column of the log for `written`, 0 for entries that the log lacks; empty if the log lacks the column."""
+    if not values:
         return column()
-    return column(log.line[life.entry] if life.entry >= 0 else 0 for life in written)
+    return column(values[life.entry] if life.entry >= 0 else 0 for life in written)
 
 
 def _timeline(
@@ -166,7 +167,8 @@ def _timeline(
         op=column(log.op[life.entry] if life.entry >= 0 else blank[1] for life in written),
         blocks=blocks,
         ops=ops,
-        line=_lines(log, written),
+        stream=_of_entries(log.stream, written),
+        line=_of_entries(log.line, written),
         lines=log.lines,
         time_ns=column(),
     )
