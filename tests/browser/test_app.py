@@ -88,7 +88,7 @@ DRAWN = """() => {
 }"""
 """Figures, labels and sentence, as a reader sees them."""
 LINES = """() => {
-    const seen = [...document.querySelectorAll(".st-key-first :is(.desk-line path, .scatterlayer .js-line)")]
+    const seen = [...document.querySelectorAll(".st-key-first .desk-line path")]
     const styles = seen.map((line) => getComputedStyle(line))
     return styles.filter((style) => style.visibility === "visible" && style.strokeDasharray !== "none").length
 }"""
@@ -108,7 +108,6 @@ def test_a_click_is_answered_before_streamlit_is_told_and_the_rerun_agrees(explo
         assert page.evaluate(LINES) == is_predicted, "the line of the policy before is hidden"
         tops.first.click()  # a press outside tells it
         undo.wait_for()
-        page.locator(".desk-line").wait_for(state="detached")
         assert settled(page).evaluate(DRAWN) == answered
         assert page.evaluate(LINES) == is_predicted
     before = page.evaluate(DRAWN)

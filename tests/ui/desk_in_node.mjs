@@ -58,7 +58,7 @@ function world() {
     const on = new Set(question.place === undefined ? question.on : PLANS[question.place])
     if (question.place !== undefined) flip(on, question.on)
     const known = Math.max(keys.known, question.known)
-    return { on: [...on], cells: { known, on }, sentence: "", policy: "", line: null }
+    return { on: [...on], cells: { known, on }, sentence: "", line: null }
   }
   const hooks = {
     seq: () => v.seq,
@@ -68,7 +68,11 @@ function world() {
       v.pending.forEach(({ seq, flips }) => seq > desk.move.seq && flip(on, flips))
       return { base: v.revision, on: [...on], place: desk.move.place, known: Math.max(v.last ?? 0, desk.move.known) }
     },
-    draw: (answer) => { v.on = new Set(answer.on) },
+    draw: (answer, last) => {
+      if (!desk.move) return
+      v.on = new Set(answer.on)
+      v.pending.forEach(({ seq, flips }) => seq > last && flip(v.on, flips))
+    },
   }
   desk.strip = ({ known, on }) => show(known, on, "the route")
   const slider = { tell: null }
@@ -132,12 +136,14 @@ function world() {
     },
     async answered() {
       if (!fetches.length) return
-      const { question, done, early } = fetches.shift()
+      const { question, done, early, outdated } = fetches.shift()
       const answer = random(8) === 0 ? null : early === undefined ? answerTo(question) : early
       done({ status: answer ? 200 : 204, json: async () => answer })
       await new Promise(setImmediate)
       const newest = Math.max(v.last ?? 0, desk.move?.known ?? 0)
       if (answer && !fetches.length && shown.known < newest) throw Error(`change ${newest} was not asked`)
+      if (answer && !outdated && shown.known < answer.cells.known) throw Error(`the answer to ${answer.cells.known} was not drawn`)
+      check("an answer")
     },
     rerun() {
       const came = wire.splice(0, 1 + random(3))
@@ -159,7 +165,7 @@ function world() {
     drawn() {
       const data = reruns.shift()
       if (!data) return
-      const about = { desk: "graph", seq: data.seq, moved: data.moved, policy: "" }
+      const about = { desk: "graph", seq: data.seq, moved: data.moved, line: null }
       if (!desk.isAhead(about)) show(data.known, data.on, "a rerun")
       const isNew = v.revision !== data.revision
       v.served = data.on
@@ -169,8 +175,13 @@ function world() {
       v.revision = data.revision
       const isAhead = desk.heard(about, hooks)
       if (!desk.move) v.on = new Set(marked())
+      if (!isAhead || isNew) fetches.forEach((one) => { one.outdated = true })
       if (isAhead && isNew) desk.askAgain()
     },
+  }
+  // The marks that the browser shows are those of the last change that it has heard of, whoever drew them.
+  function check(who) {
+    if (!desk.move && !same(v.on, marked())) throw Error(`${who} left ${[...v.on]}, and the marks are ${marked()}`)
   }
   const replacementIsOnItsWay = () => wire.some((item) => item.preset || item.move)
   return { happen, log, replacementIsOnItsWay, end: async () => {

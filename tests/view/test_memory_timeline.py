@@ -28,7 +28,7 @@ from explorer.view.memory.blocks import MOST, NOTHING, REST, operators_chart
 from explorer.view.memory.card import add_card, card_chart
 from explorer.view.memory.ranks import MOST_LINES, rank_rows, ranks_at_peak, ranks_over_time, spread_of_ranks
 from explorer.view.memory.stacked import Ghost, by_block, roles
-from explorer.view.memory.timeline import NAME, NO_TIMELINE, add_predicted, line_places, timeline
+from explorer.view.memory.timeline import NO_TIMELINE, PredictedLine, line_places, timeline
 from tests.view.builders import MIB, Chain, compared, cut, measured, on_cuda, runs
 from tests.view.reports import of_rank, ranks
 
@@ -150,28 +150,25 @@ def test_not_measured_is_said_and_not_drawn_as_zero() -> None:
     assert timeline(blind).rows() == [{"run": "baseline", "phase": NO_TIMELINE}]
 
 
-def add_line(chart: Chart, line: Bytes, base: Measurement, over: Measurement | None) -> None:
+def places_of(line: Bytes, base: Measurement, over: Measurement | None) -> PredictedLine:
     places = line_places(line, base, over=over, axis="tick")
     assert places is not None
-    add_predicted(chart, places)
+    return places
 
 
-def test_it_is_drawn_dashed_over_one_run_and_over_two() -> None:
+def test_a_predicted_line_has_the_units_of_a_chart_of_one_run_and_of_two() -> None:
     base, older = measured(), measured(recompute=(0,))
     line = Forecaster(base).line(Policy.recompute(["layers.1"]))
     assert line is not None
     for chart, over in ((roles(base), None), (timeline(base, older), older)):
-        add_line(chart, line, base, over)
-        (drawn,) = [trace for trace in chart.figure.data if trace.name == NAME]
-        assert drawn.line.dash == "dash" and max(drawn.y) == pytest.approx(int(line.max()) / MIB)
-        (low, top) = chart.figure.layout.yaxis.range
-        add_line(chart, 3 * line, base, over)
-        assert low == 0 and chart.figure.layout.yaxis.range[1] > 3 * int(line.max()) / MIB > top, "it stays in the plot"
+        drawn = places_of(line, base, over)
+        assert max(drawn.heights) == drawn.peak[1] == pytest.approx(int(line.max()) / MIB)
+        assert drawn.x == sorted(drawn.x) and drawn.peak[0] in drawn.x
+        assert max(drawn.x) == max(max(trace.x) for trace in chart.figure.data if None not in trace.x)
     short = replace(cut(older, 20), failure=Failure(kind="model raised", sentence="It raised."))
     chart = timeline(base, short)
     end = max(max(trace.x) for trace in chart.figure.data)
-    add_line(chart, line, base, short)
-    assert max(chart.figure.data[-1].x) == end, "events are counted as in the picture, in the run that is whole"
+    assert max(places_of(line, base, short).x) == end, "events are counted as in the picture, in the run that is whole"
     assert line_places(line[:-1], base, over=None, axis="tick") is None, "a line of another run is not drawn"
 
 

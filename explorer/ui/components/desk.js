@@ -1,7 +1,8 @@
 // Answers a click before Streamlit knows of it. All components of the page share one desk.
 //
 // 1. Each change of a person (a click in the graph, a move of the slider) is asked of POST /answer at once. One question
-//    is under way; the newest change waits for it. An answer is drawn if nothing was changed since it was asked.
+//    is under way; the newest change waits for it. An answer is drawn unless a rerun that knows all has come since it
+//    was asked: changes that come faster than answers do not keep the page from following.
 // 2. Streamlit is told after REST_MS without a change, or at a press outside.
 // 3. Each part of a rerun says which clicks and which move it knows (`seq`, `moved`). A rerun that does not know all of
 //    them draws over no answer. A rerun that does ends the question under way.
@@ -9,6 +10,7 @@
 //    does not stay where the rerun has the same as before the click.
 
 const REST_MS = 200
+const LOOK_MS = 300 // between two looks whether the chart is there, or another in its place
 const PLOT = ".st-key-first .js-plotly-plot"
 const SENTENCE = '.st-key-top [data-testid="stMarkdown"] p'
 const MARKDOWN = /:(\w+)-badge\[:material\/(\w+): ([^\]]*)\]|\*\*((?:\\.|[^*\\])*)\*\*|((?:\\.|[^\\*:]|:(?!\w+-badge\[))+)/g
@@ -17,15 +19,18 @@ const SVG = "http://www.w3.org/2000/svg"
 
 function makeDesk() {
   const desk = { key: "", seq: 0, moved: 0, move: null, graph: null, strip: null }
-  let number = 0 // grows with each change and with each rerun that knows all of them
+  let number = 0 // grows with each change
+  let outdated = 0 // the number of the last change whose answer a rerun has overtaken
   let underWay = false
   let untold = null // what tells Streamlit of the last change of a component, and its timer
   let rest = 0
-  let line = null // of the last answer
+  let line = null // of the drawn policy
+  let look = 0
   let sentence = null // of the last answer, in the place of Streamlit's, which is hidden meanwhile
 
   async function ask() {
     const asked = number
+    const { seq } = desk
     underWay = true
     let answer = null
     try {
@@ -33,15 +38,15 @@ function makeDesk() {
       if (response.status === 200) answer = await response.json()
     } catch {} // the rerun answers
     underWay = false
-    if (asked === number) return answer && desk.graph && draw(answer)
-    if (desk.graph && desk.isAhead()) ask()
+    if (answer && desk.graph && asked > outdated) draw(answer, seq)
+    if (asked < number && desk.graph && desk.isAhead()) ask()
   }
 
-  function draw(answer) {
+  function draw(answer, seq) {
     desk.strip?.(answer.cells)
     write(answer.sentence)
-    desk.graph.draw(answer)
-    line = { policy: answer.policy, places: answer.line }
+    desk.graph.draw(answer, seq)
+    line = answer.line
     drawLine()
   }
 
@@ -64,22 +69,23 @@ function makeDesk() {
     sentence = null
   }
 
-  // The chart says whose line it has (`meta` of its last trace); the line of another policy lies over it meanwhile.
+  // The line lies over Plotly's chart, which takes a tenth of a second to draw itself and does not know of the line.
   function drawLine() {
     const plot = document.querySelector(PLOT)
     const area = plot?.querySelector(".nsewdrag")
-    if (!area || !plot.data?.length) return
+    plot?.querySelector(".desk-line")?.remove()
+    clearTimeout(look)
+    if (!line) return
+    look = setTimeout(drawLineAgain, LOOK_MS)
+    if (!area || !plot.layout) return
     if (!plot.desk) plot.on("plotly_afterplot", drawLine)
     plot.desk = true
-    const inChart = plot.data.at(-1).meta || ""
-    const isOver = line !== null && line.policy !== inChart
-    const traces = [...plot.querySelectorAll(".xy > .scatterlayer .trace")].slice(-2)
-    const older = isOver && inChart ? [...traces, [...plot.querySelectorAll(".annotation")].at(-1)] : []
-    for (const node of plot.older ?? []) node.style.visibility = ""
-    for (const node of older) node.style.visibility = "hidden"
-    plot.older = older
-    plot.querySelector(".desk-line")?.remove()
-    if (isOver && line.places) [...plot.querySelectorAll(".main-svg")].at(-1).before(overlay(plot.layout, area, line.places))
+    ;[...plot.querySelectorAll(".main-svg")].at(-1).before(overlay(plot.layout, area, line))
+  }
+
+  function drawLineAgain() {
+    if (!document.querySelector(`${PLOT} .desk-line`)) return drawLine()
+    look = setTimeout(drawLineAgain, LOOK_MS)
   }
 
   desk.isAhead = (about = desk.known) =>
@@ -117,21 +123,22 @@ function makeDesk() {
     Object.assign(desk, { graph, known: about })
     if (desk.move && about.moved >= desk.move.n) desk.move = null
     if (desk.isAhead()) return true
-    number++
+    outdated = number
     restore()
-    if (line?.policy !== about.policy) line = null
+    line = about.line
     drawLine()
     return false
   }
   desk.askAgain = () => {
-    number++
+    outdated = number++
     if (!underWay) ask()
   }
   desk.leave = (graph) => {
     if (desk.graph !== graph) return
     desk.graph = line = null
+    drawLine()
     restore()
-    number++
+    outdated = number
   }
   return desk
 }
@@ -154,7 +161,8 @@ function overlay({ xaxis, yaxis }, area, { x, heights, peak, label, colour }) {
   const at = (name) => Number(area.getAttribute(name))
   const [width, height] = [at("width"), at("height")]
   const across = (value) => (((value - xaxis.range[0]) / (xaxis.range[1] - xaxis.range[0])) * width).toFixed(1)
-  const down = (value) => (height - ((value - yaxis.range[0]) / (yaxis.range[1] - yaxis.range[0])) * height).toFixed(1)
+  const share = (value) => (value - yaxis.range[0]) / (yaxis.range[1] - yaxis.range[0])
+  const down = (value) => (height * (1 - Math.min(share(value), 1))).toFixed(1)
   const make = (parent, tag, attributes) => {
     const node = parent.appendChild(document.createElementNS(SVG, tag))
     for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value)
@@ -162,12 +170,13 @@ function overlay({ xaxis, yaxis }, area, { x, heights, peak, label, colour }) {
   }
   const layer = document.createElementNS(SVG, "svg")
   layer.setAttribute("class", "desk-line")
-  layer.style.cssText = `position:absolute;overflow:visible;pointer-events:none;left:${at("x")}px;top:${at("y")}px;width:${width}px;height:${height}px`
+  layer.style.cssText = `position:absolute;overflow:hidden;pointer-events:none;left:${at("x")}px;top:${at("y")}px;width:${width}px;height:${height}px`
   const d = x.map((tick, i) => (i ? `H${across(tick)}V` : `M${across(tick)},`) + down(heights[i])).join("")
   make(layer, "path", { d, fill: "none", stroke: "rgba(255,255,255,.85)", "stroke-width": 5 })
   make(layer, "path", { d, fill: "none", stroke: colour, "stroke-width": 2, "stroke-dasharray": "9 9" })
-  const [left, top] = [Number(across(peak[0])), Number(down(peak[1])) - 14]
-  const wide = 5 * label.length + 2
+  const wide = 5.5 * label.length + 4
+  const left = Math.max(wide / 2, Math.min(Number(across(peak[0])), width - wide / 2))
+  const top = Math.max(Number(down(peak[1])) - 14, 9)
   make(layer, "rect", { x: left - wide / 2, y: top - 9, width: wide, height: 18, fill: "#fff" })
   const font = getComputedStyle(area.ownerSVGElement.querySelector("text")).fontFamily
   const text = make(layer, "text", { "font-family": font, x: left, y: top + 4, "text-anchor": "middle", fill: colour, "font-size": 12 })

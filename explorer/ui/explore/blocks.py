@@ -17,7 +17,7 @@ from explorer.record.policy import Policy
 from explorer.ui import components
 from explorer.ui.components import catch_up, last_move
 from explorer.ui.explore.budget import SLIDER_KEY
-from explorer.ui.explore.view import View, block_prices, ledger_of, name_of, price_tag
+from explorer.ui.explore.view import View, block_prices, ledger_of, price_tag
 from explorer.ui.explore.work import Budget, ExploreState
 from explorer.ui.session import page_job, window
 from explorer.ui.session.repository import KeyedRun
@@ -26,6 +26,7 @@ from explorer.ui.shared.elements import escape
 from explorer.view.graph.browser import Paint
 from explorer.view.graph.geometry import Layout, Window
 from explorer.view.graph.labels import Facts, distances_by_block, labels
+from explorer.view.memory.timeline import PredictedLine
 from explorer.view.text import explore as glossary
 
 HEIGHT = 400
@@ -120,12 +121,12 @@ def facts_of(state: ExploreState, view: View, graph: ModelGraph, drawing: Layout
     )
 
 
-def graph_panel(state: ExploreState, facts: Facts, drawing: Layout) -> None:
-    """The drawing itself; clicks arrive in `shared/draft.py`."""
+def graph_panel(state: ExploreState, facts: Facts, drawing: Layout, line: PredictedLine | None) -> None:
+    """The drawing itself, and `line` over the timeline; clicks arrive in `shared/draft.py`."""
     graph, policy = facts.graph, facts.policy
     paint = paint_of(facts, drawing, window.laid_out_for(), jump=state.draft.jump)
     marks = drafts.marks_of(state.draft, graph)
-    desk = {**clicks_of(state), "policy": line_name(facts)}
+    desk = {**clicks_of(state), "line": line and line._asdict()}
     components.block_graph(drawing, marks, paint, key=state.draft.widget, desk=desk)
     _segment_button(state, facts)
     if facts.alive is not None:
@@ -140,14 +141,6 @@ def graph_panel(state: ExploreState, facts: Facts, drawing: Layout) -> None:
             escape(f"The policy names {len(unknown)} blocks that this model lacks: {', '.join(unknown[:5])}."),
             icon=":material/warning:",
         )
-
-
-def line_name(facts: Facts) -> str:
-    """A short name of the policy that is drawn dashed in the timeline; empty if none is.
-
-    By it the browser knows whose line a chart has.
-    """
-    return name_of(facts.policy) if facts.policy.units and facts.candidate is None else ""
 
 
 def clicks_of(state: ExploreState) -> dict[str, object]:

@@ -22,7 +22,7 @@ from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from explorer.ui.components import Cell
 from explorer.ui.explore import work
-from explorer.ui.explore.blocks import facts_of, line_name, paint_of
+from explorer.ui.explore.blocks import facts_of, paint_of
 from explorer.ui.explore.budget import SliderPlans
 from explorer.ui.explore.headline import Drawn, cells, freshness_line
 from explorer.ui.explore.headline import answer as answer_sentence
@@ -40,7 +40,7 @@ from explorer.view.drawing.figure import Cursor
 from explorer.view.graph.browser import words
 from explorer.view.graph.geometry import Layout
 from explorer.view.graph.labels import Facts
-from explorer.view.memory.timeline import COLOUR
+from explorer.view.memory.timeline import PredictedLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,8 @@ class Desk:
     """Markdown on known hazards; empty if none is known."""
     facts: Facts | None
     """None: the model is not described yet."""
+    line: PredictedLine | None
+    """The dashed line over the timeline; None if no timeline is drawn, or the policy has no forecast."""
 
 
 def desk_of(state: ExploreState, drawing: Layout | None) -> Desk:
@@ -77,6 +79,7 @@ def desk_of(state: ExploreState, drawing: Layout | None) -> Desk:
         cells=cells(view, drawn),
         danger=escape(danger(hazards)),
         facts=facts,
+        line=line_of(view, policy, *state.timeline) if state.timeline is not None else None,
     )
 
 
@@ -155,25 +158,20 @@ def answer_to(marks: BrowserMarks) -> dict[str, object] | None:
 def answer(keys: Keys, policy: Policy) -> dict[str, object] | None:
     """What the browser draws for `policy`, as a rerun with `keys` would draw it; None if the model was read since."""
     draft = Draft(spec=replace(keys.spec, policy=policy), predict=keys.predict)
-    state = ExploreState(draft=draft, baseline=keys.baseline, shown=keys.shown, tick=keys.tick)
+    state = ExploreState(draft=draft, baseline=keys.baseline, shown=keys.shown, tick=keys.tick, timeline=keys.timeline)
     state.job = PageJob(id=keys.job)
     graph = drawn_graph(state)
     if graph is None or graph.fingerprint != keys.graph.fingerprint:
         return None
     work.recall(state)
     desk = desk_of(state, keys.drawing)
-    line = line_of(desk.view, policy, *keys.timeline) if keys.timeline is not None else None
     parts: dict[str, object] = {
         "on": policy.blocks,
-        "policy": line_name(desk.facts) if desk.facts is not None else "",
         "sentence": desk.sentence,
         "cells": [asdict(cell) for cell in desk.cells],
         "danger": desk.danger,
-        "line": None,
+        "line": desk.line and desk.line._asdict(),
     }
-    if line is not None:
-        columns = {"x": line.x.tolist(), "heights": line.heights.tolist()}
-        parts["line"] = line._asdict() | columns | {"colour": COLOUR}
     if desk.facts is not None:
         parts |= words(keys.drawing, paint_of(desk.facts, keys.drawing, of_cookie({})))
     return parts

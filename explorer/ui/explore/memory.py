@@ -18,7 +18,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy, Unit
 from explorer.ui.components import first_picture, step_film
-from explorer.ui.explore.view import View, ledger_of, name_of, predicted_line, predicted_on_card
+from explorer.ui.explore.view import View, ledger_of, predicted_line, predicted_on_card
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import window
 from explorer.ui.session.repository import runs
@@ -36,7 +36,7 @@ from explorer.view.memory.card import add_card, card_chart, cards_of
 from explorer.view.memory.film import film
 from explorer.view.memory.ranks import ranks_at_peak
 from explorer.view.memory.stacked import Ghost, by_block, roles
-from explorer.view.memory.timeline import PredictedLine, add_predicted, line_places, pair_answer
+from explorer.view.memory.timeline import PredictedLine, line_places, pair_answer
 from explorer.view.text import explore as glossary
 from explorer.view.text.runs import notes_of_cards
 
@@ -81,8 +81,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
     why = next(iter(_reasons(view, baseline)), "") if choice == OF_CANDIDATE else ""
     state.timeline = choice, axis
     options = TimelineOptions(view=choice, axis=axis, stacked=stacked, block=block, picked=picked, why=why)
-    measured, question, answer = made_once(lambda: _picture(view, options), baseline, candidate, str(options))
-    chart = _with_prediction(measured, view, policy, options)
+    chart, question, answer = made_once(lambda: _picture(view, options), baseline, candidate, str(options))
 
     def pick(custom: list[Any] | None) -> None:
         state.tick = picked_event(custom, choice) or state.tick
@@ -99,7 +98,6 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
             first_picture(drawing, loaded=window.can_draw_charts(), take_loaded=window.note_plotly)
 
     def rest() -> None:
-        state.charted = policy  # from now on each toggle draws the panel again
         if is_sketched and not window.can_draw_charts():
             return
         with place:
@@ -115,7 +113,10 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
 
 def _above(state: ExploreState, view: View, baseline: Measurement, candidate: Measurement | None) -> None:
     """Draws the card that the step was predicted for, and the picked moment."""
-    drawn = predicted_on_card(view, state.draft.spec.policy) if view.candidate is None else None
+    policy = state.draft.spec.policy
+    drawn = predicted_on_card(view, policy) if view.candidate is None else None
+    if baseline.card is not None:
+        state.charted = policy
     _card(baseline, candidate, drawn)
     _picked_moment(state, baseline, candidate)
 
@@ -189,23 +190,6 @@ def _reasons(view: View, baseline: Measurement) -> tuple[str, ...]:
     if pair is not None:
         return made_once(lambda: explain(pair, graph), "reasons", pair, about) if graph else ()
     return made_once(lambda: explain_one(baseline, graph), "reasons", baseline, about)
-
-
-def _with_prediction(chart: Chart, view: View, policy: Policy, options: TimelineOptions) -> Chart:
-    """A copy of `chart` with the unmeasured policy as a dashed line; `chart` itself without such a policy."""
-    start = view.keep_all
-    if start is None or not policy.units or view.candidate is not None:
-        return chart
-
-    def dashed() -> Chart:
-        if (line := line_of(view, policy, options.view, options.axis)) is None:
-            return chart
-        copy = finished(chart).copy()
-        add_predicted(copy, line)
-        copy.figure.data[-1].meta = name_of(policy)
-        return copy
-
-    return made_once(dashed, chart, start.key, policy)
 
 
 def line_of(view: View, policy: Policy, choice: str, axis: Axis) -> PredictedLine | None:

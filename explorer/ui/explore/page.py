@@ -173,7 +173,7 @@ def _desk(state: ExploreState, slots: Slots) -> None:
             plans = budget.SliderPlans()
             st.caption(glossary.NO_BLOCKS)
         freeze(state, graph, drawing, plans)
-        graph_panel(state, facts, drawing)
+        graph_panel(state, facts, drawing, desk.line)
         is_made = "made to fit" in graph.batch
         for note in filter(None, (graph.note, glossary.MADE_BATCH.format(graph.batch) if is_made else "")):
             st.caption(escape(note))

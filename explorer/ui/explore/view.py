@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from msgspec.structs import replace
 
@@ -20,7 +19,6 @@ from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.forecaster import Forecaster, prices
 from explorer.plan.predict.step_cost import TimedStep, calibrated, error_of_median
 from explorer.record.allocations import Ledger
-from explorer.record.base import to_json
 from explorer.record.card import CardMemory
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
@@ -365,8 +363,3 @@ def price_tag(price: Price) -> str:
     peak = f"peak {sign}{mib(abs(moved))}" if moved else "peak unchanged"
     share = price.share_of_step_flops
     return peak if not share or share < 0.0005 else f"{peak} for {percent(share, signed=True)} FLOPs"
-
-
-def name_of(policy: Policy) -> str:
-    """A short name of a policy, by which the browser knows whose line a chart has."""
-    return blake2b(to_json(policy), digest_size=8).hexdigest()

@@ -297,7 +297,8 @@ function tell(v) {
   v.emit("marks", { ...message(v), press: v.press })
 }
 
-// What the desk asks about the marks, and draws of the answer.
+// What the desk asks about the marks, and draws of the answer. Only the server knows the marks of a move; clicks after
+// `last`, the last one of the question, lie on top of them.
 function forDesk(v) {
   const marks = () => {
     const [question, move] = [{ graph: v.key, base: v.revision }, v.desk.move]
@@ -306,8 +307,11 @@ function forDesk(v) {
     for (const { seq, flips } of v.pending) if (seq > move.seq) xor(on, flips)
     return { ...question, on: [...on], place: move.place, version: move.version }
   }
-  const draw = (answer) => {
-    v.on = new Set(answer.on)
+  const draw = (answer, last) => {
+    if (v.desk.move) {
+      v.on = new Set(answer.on)
+      for (const { seq, kind, flips } of v.pending) if (kind === "on" && seq > last) xor(v.on, flips)
+    }
     paint(v, { ...answer, colours: v.colours })
     mark(v)
   }

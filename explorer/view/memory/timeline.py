@@ -28,8 +28,6 @@ from explorer.view.drawing.units import byte_axis, change, from_to, mib, percent
 from explorer.view.memory.bands import add_bands, add_counters, counters
 from explorer.view.text.runs import peak_and_end, peaks_in_words
 
-ROOM_ABOVE = 1.1
-"""Least height of the axis over the top of a predicted line, which carries a label."""
 LABEL_MARGIN = 86
 """Pixels at the right of the plot for the words at a peak."""
 NO_TIMELINE = "The memory timeline was not measured on this device."
@@ -262,19 +260,17 @@ def peak_place(run: Measurement) -> str:
     return f"in {span.phase} of {span.block}" if span.block else f"in {span.phase}"
 
 
-NAME, GROUND = "drawn policy, predicted", "ground of the drawn policy"
-COLOUR = RUN_COLOURS["candidate"]
-HALO = "rgba(255, 255, 255, 0.85)"
-"""Under the dashes, which cross every colour of the chart."""
+NAME, COLOUR = "drawn policy, predicted", RUN_COLOURS["candidate"]
 
 
 class PredictedLine(NamedTuple):
-    """The line of a policy in the units of a chart's axes."""
+    """The line of a policy in the units of a chart's axes. The browser draws it over the chart (components/desk.js)."""
 
-    x: Positions
-    heights: Positions
+    x: list[float]
+    heights: list[float]
     peak: tuple[float, float]
     label: str
+    colour: str = COLOUR
 
 
 def line_places(line: Bytes, baseline: Measurement, *, over: Measurement | None, axis: Axis) -> PredictedLine | None:
@@ -288,21 +284,5 @@ def line_places(line: Bytes, baseline: Measurement, *, over: Measurement | None,
     unit, _ = _byte_axis(baseline, drawn)
     ticks, top = minmax(line), line.argmax()
     n_bytes = int(line[top])
-    return PredictedLine(x[ticks], line[ticks] / unit, (float(x[top]), n_bytes / unit), f"≈ {mib(n_bytes)}")
-
-
-def add_predicted(chart: Chart, line: PredictedLine) -> None:
-    """Draws `line` into a chart of the runs that it is about."""
-    x, top = line.peak
-    axis = chart.figure.layout.yaxis
-    axis.range = [0, max(axis.range[1], ROOM_ABOVE * top)]
-    for name, pen in ((GROUND, {"width": 5, "color": HALO}), (NAME, {"width": 2, "dash": "dash", "color": COLOUR})):
-        chart.figure.add_trace(
-            go.Scatter(
-                x=line.x, y=line.heights, name=name, mode="lines", hoverinfo="skip", showlegend=name == NAME,
-                line={"shape": "hv", **pen},
-            )
-        )  # fmt: skip
-    chart.figure.add_annotation(
-        x=x, y=top, text=line.label, showarrow=False, yshift=14, font={"size": 12, "color": COLOUR}, bgcolor="#FFFFFF"
-    )
+    peak = float(x[top]), n_bytes / unit
+    return PredictedLine(x[ticks].tolist(), (line[ticks] / unit).tolist(), peak, f"≈ {mib(n_bytes)} predicted")

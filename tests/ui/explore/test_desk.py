@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
@@ -23,7 +21,6 @@ from explorer.ui.explore import desk
 from explorer.ui.explore.desk import BrowserMarks, answer_to
 from explorer.ui.explore.view import view_of
 from explorer.ui.session import repository
-from explorer.view.memory.timeline import NAME
 from explorer.view.text.explore import Freshness
 from tests import graphs
 from tests.ui.fake_worker import FakeJob, FakeWorker
@@ -70,41 +67,18 @@ def ask(at: AppTest, on: tuple[str, ...], **of: Any) -> dict[str, Any] | None:
     return answered
 
 
-def numbers(column: Any) -> list[float]:
-    """A column of a trace: a list, or an array as Plotly packs it."""
-    if isinstance(column, dict):
-        column = np.frombuffer(base64.b64decode(column["bdata"]), dtype=np.dtype(column["dtype"])).tolist()
-    return [float(value) for value in column]
-
-
-def dashed(at: AppTest) -> dict[str, Any] | None:
-    """The drawn policy's line in the chart of the page, as the route has it."""
-    figures = [json.loads(chart.proto.spec) for chart in at.get("plotly_chart")]
-    for figure in figures:
-        for trace in figure["data"]:
-            if trace.get("name") == NAME:
-                (note,) = [note for note in figure["layout"]["annotations"] if note["text"].startswith("≈")]
-                return {
-                    "x": pytest.approx(numbers(trace["x"])), "heights": pytest.approx(numbers(trace["y"])),
-                    "peak": pytest.approx([note["x"], note["y"]]), "label": note["text"],
-                    "colour": trace["line"]["color"],
-                }  # fmt: skip
-    return None
-
-
 def check(at: AppTest, answered: dict[str, Any] | None) -> None:
     """The page as it is drawn now has what was answered before."""
     assert answered is not None
     data = graph_data(at)
     assert answered["cells"] == strip_cells(at)
     assert sorted(answered["on"]) == sorted(data["on"])
-    for name in ("labels", "segments", "actions", "policy"):
+    for name in ("labels", "segments", "actions", "line"):
         assert answered[name] == data[name], name
     assert f":small[{answered['sentence']}]" in [element.value for element in at.markdown]
     dangers = [element.value for element in at.error]
     assert dangers in ([], [answered["danger"], f"This policy is not safe. {answered['danger']}"])
     assert bool(dangers) == bool(answered["danger"])
-    assert answered["line"] == dashed(at)
 
 
 def without(kind: type, worker: FakeWorker, finish: Callable[[FakeJob], None]) -> None:
