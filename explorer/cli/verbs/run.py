@@ -228,7 +228,7 @@ def _on_card(request: OnCardRequest, script: Path, arguments: list[str], on_card
     for rank in ranks:
         if rank.file:
             say(escape(f"Wrote the last step to {rank.file}."))
-    summary = fullest.last and summarize(fullest.last, name=fullest.file)
+    summary = None if fullest.last is None else summarize(fullest.last, name=fullest.file)
     if request.json:
         step = summary and summary_document(summary)
         print_json({**fullest.document, "step": step, "ranks": [rank.document for rank in ranks]})

@@ -134,7 +134,7 @@ def _show_script(script: Path, options: ShowOptions, output: Output, arguments: 
     request = OnCardRequest(card=options.card or USUAL_CARD, out=chosen.out, json=output.json)
 
     def on_card(run: Measurement | None) -> None:
-        _write_page(run and ReportOf(run=run, name=run.recorded_in), options)
+        _write_page(None if run is None else ReportOf(run=run, name=run.recorded_in), options)
 
     under_watch(request, script, arguments, chosen, lambda run, path: recorded.append((run, path)), on_card)
     if recorded:  # else the imaginary card has answered

@@ -87,7 +87,7 @@ def unwatched_parameters(model: nn.Module, optimizers: Optimizers) -> list[Known
 def storage_bytes(tensors: Iterable[KnownTensor], device: torch.device) -> int:
     """Bytes of the tensors' storages on `device`, each storage once."""
     everywhere = (storage for tensor in tensors for storage in storages_of(tensor))
-    by_address = {storage._cdata: storage for storage in everywhere if storage.device.type == device.type}
+    by_address = {storage._cdata: storage for storage in everywhere if storage.device == device}
     return sum(storage.nbytes() for storage in by_address.values())
 
 
@@ -165,7 +165,7 @@ def memory_at_refusal(
     tensors += [KnownTensor(tensor, "unattributed", "") for tensor in tensors_in_memory()]
     rows: dict[int, _Row] = {}
     for entry in tensors:
-        for storage in storages_of(entry) if entry.tensor.device.type == device.torch.type else ():
+        for storage in storages_of(entry) if entry.tensor.device == device.torch else ():
             row = (storage.nbytes(), ROLES.index(entry.role), number.get(entry.owner, 0))
             if storage.nbytes():
                 rows.setdefault(storage.data_ptr(), row)

@@ -111,6 +111,8 @@ class Recording:
     def measurement(self, spec: RunSpec) -> Measurement:
         """The recorded step as the measurement of `spec`, without times."""
         allocations, phases, peaks = self.attribution
+        cards = {str(tensor.device) for tensor in self._model.parameters()} - {"cpu", str(self._device.torch)}
+        others = [f"The model also lies on {', '.join(cards)}: the figures are those of {self._device.torch}."]
         return Measurement(
             spec=spec,
             environment=self._device.environment(spec.n_threads),
@@ -122,7 +124,7 @@ class Recording:
             collectives=collectives_of(self.tracker, allocations),
             own_checkpointing=self._own_checkpointing,
             dtype=types_of(self._model),
-            warnings=tuple(doubts(self.log, max(allocations.held_bytes))),
+            warnings=(*doubts(self.log, max(allocations.held_bytes)), *(others if cards else ())),
         )
 
     def with_exact_bytes(self, failure: Failure) -> Failure:

@@ -220,7 +220,7 @@ def _cpu_name() -> str:
 
 
 def device_of_model(model: nn.Module) -> torch.device:
-    """Device of a model: a GPU if any tensor of the model is there. Raises BadInput for other devices."""
+    """Device of a model: its last GPU if any tensor of the model is on one. Raises BadInput for other devices."""
     devices = {tensor.device.type: tensor.device for tensor in [*model.parameters(), *model.buffers()]}
     if "cuda" in devices:
         return devices["cuda"]

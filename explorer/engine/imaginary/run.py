@@ -75,8 +75,7 @@ def environment(card: Card, *, n_cards: int = 1, trace: bool = False) -> dict[st
         "NCCL_VERSION": int("{}{:02}{:02}".format(*torch.nccl)),
     }
     variables = {f"IMAGINARY_{name}": str(value) for name, value in values.items()}
-    preloaded = [*map(str, build_stubs()), *filter(None, [os.environ.get("LD_PRELOAD")])]
-    variables["LD_PRELOAD"] = ":".join(preloaded)
+    variables["LD_PRELOAD"] = ":".join(filter(None, [*map(str, build_stubs()), os.environ.get("LD_PRELOAD")]))
     if card.options:
         variables["PYTORCH_CUDA_ALLOC_CONF"] = card.options
     if card.cublas:

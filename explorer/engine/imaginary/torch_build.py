@@ -87,9 +87,8 @@ def check_cuda_build(script: Path) -> None:
 
 
 def _pinned(name: str, requirements: list[str]) -> tuple[int, int, int] | None:
-    pattern = re.compile(rf"nvidia-{name}-cu\d+==(\d+)\.(\d+)\.(\d+)")
     for text in requirements:
-        if match := pattern.match(text):
+        if match := re.match(rf"nvidia-{name}-cu\d+==(\d+)\.(\d+)\.(\d+)", text):
             major, minor, patch = map(int, match.groups())
             return major, minor, patch
     return None

@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from itertools import accumulate
-from operator import attrgetter
 from time import time_ns
 from typing import Any
 
@@ -83,7 +82,7 @@ class Storages:
         self._owners = owners
         self._streams: dict[object, int] = {torch.cpu.current_stream(): 0}
         """Streams of a step without data, in which FSDP2 takes its buffers, in order of use."""
-        self._is_here = attrgetter(f"is_{device.type}")
+        self._device = device
         self._live: dict[int, _Watched] = {}
         self._on_death = self._died  # one object for all
         self.settle()
@@ -124,7 +123,7 @@ class Storages:
 
     def tag_tensor(self, tensor: torch.Tensor, role: Role, owner: str) -> None:
         """Gives `role` to the storages of one tensor, which belongs to the block `owner`."""
-        if self._is_here(tensor):
+        if tensor.device == self._device:
             for storage in _storages(tensor):
                 self._tag(self.see(storage, NONE, tensor.dtype), role, owner)
 
@@ -142,7 +141,7 @@ class Storages:
     def see_all(self, out: Any, op: int, now_ns: int) -> None:
         """Notes every storage in the result of operator number `op`, which ended at `now_ns`."""
         if isinstance(out, torch.Tensor):
-            if self._is_here(out):
+            if out.device == self._device:
                 for storage in _storages(out):
                     self.see(storage, op, out.dtype, now_ns)
         elif isinstance(out, (tuple, list)):
@@ -271,8 +270,8 @@ def tensors_in_memory() -> list[torch.Tensor]:
 
 
 def lies_on(value: object, device: torch.device) -> bool:
-    """Whether `value` is a tensor with bytes on a device of this kind."""
-    return isinstance(value, torch.Tensor) and value.device.type == device.type and _has_bytes(value)
+    """Whether `value` is a tensor with bytes on `device`."""
+    return isinstance(value, torch.Tensor) and value.device == device and _has_bytes(value)
 
 
 def _has_bytes(tensor: torch.Tensor) -> bool:

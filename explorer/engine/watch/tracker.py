@@ -57,7 +57,7 @@ from explorer.engine.watch.gradient_sums import IN_PLACE, in_place, references_o
 from explorer.engine.watch.lines import Lines
 from explorer.engine.watch.modes import draws_numbers, is_in_place, is_noted, never_compiled
 from explorer.engine.watch.scopes import BlockWatch, Frame
-from explorer.engine.watch.storages import NONE, CallLog, KnownTensor, Storages
+from explorer.engine.watch.storages import META, NONE, CallLog, KnownTensor, Storages
 from explorer.record.allocations import PHASES, CollectiveKind, Phase
 from explorer.record.failure import is_out_of_memory
 
@@ -292,7 +292,7 @@ class Tracker(BlockWatch):
     def _resized(self, storage: torch.UntypedStorage) -> None:
         """A storage took or freed its memory outside of any operator."""
         try:
-            if self.trouble or storage.device.type not in (self._device.type, "meta"):
+            if self.trouble or storage.device not in (self._device, META):
                 return
             first = self.storages.n_seen
             self.storages.see(storage, NONE)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from explorer.plan.card.cards import parse_card
 from tests.engine.imaginary.test_run import has_cuda_build, values_on
 
@@ -56,3 +60,109 @@ def test_a_step_recorded_there_is_played_on_a_card_to_the_byte() -> None:
     assert seen["played"] == seen["allocator"]
     on_h100, on_t4 = seen["budget"]  # type: ignore[misc]
     assert on_h100 - on_t4 == 2 * (33_554_432 - 8_519_680), "the workspaces of two threads, torch 2.13"
+
+
+WALKED = """
+import os
+import explorer
+from torch import nn
+from torch.utils.data import DataLoader
+
+def made(n, device="cuda"):
+    blocks = (nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(n))
+    model = nn.Sequential(*blocks).to(device)
+    return model, torch.optim.AdamW(model.parameters())
+
+def stepped(model, optimizer, device="cuda"):
+    model(torch.randn(512, 64, device=device)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+def recorded(name, model, optimizer, device="cuda"):
+    stepped(model, optimizer, device)
+    with explorer.record_step(model, optimizer) as run:
+        stepped(model, optimizer, device)
+    noted(name, run.measurement)
+
+def noted(name, step):
+    card = 1 if name.startswith("second") else 0
+    out[name] = [step.step_peak_bytes, step.peaks.requested_peak_bytes, step.peaks.allocated_peak_bytes,
+                 torch.cuda.max_memory_allocated(card), list(step.warnings)]
+
+class Stages(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = made(3)[0], made(2, "cuda:1")[0]
+    def forward(self, x):
+        return self.second(self.first(x).to("cuda:1"))
+
+class OnAStream(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.stream = nn.Linear(64, 64), torch.cuda.Stream()
+    def forward(self, x):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            out = nn.functional.gelu(self.linear(x))
+        torch.cuda.current_stream().wait_stream(self.stream)
+        out.record_stream(torch.cuda.current_stream())
+        return out
+
+stages = Stages()  # alive to the end: no figure of one card may hold it
+both = torch.optim.AdamW(stages.parameters())
+recorded("second of both", stages, both)
+recorded("first", *made(2))
+recorded("second", *made(2, "cuda:1"), "cuda:1")
+streams = nn.Sequential(*(OnAStream() for _ in range(3))).cuda()
+recorded("streams", streams, torch.optim.AdamW(streams.parameters()))
+model, optimizer = made(3)
+batches = iter(DataLoader(torch.randn(64, 64), batch_size=16, pin_memory=True, num_workers=1))
+with explorer.record_step(model, optimizer) as run:
+    batch = next(batches)
+    out["pinned batch"] = batch.is_pinned()
+    model(batch.to("cuda", non_blocking=True)).square().mean().backward()
+    optimizer.step()
+noted("pinned", run.measurement)
+units = (explorer.Unit(blocks=(block,), action="offload") for block in "012")
+explorer.apply_policy(model, explorer.Policy(units=tuple(units)))
+recorded("offload", model, optimizer)
+model, optimizer = made(3)
+watcher = explorer.watch(model, optimizer, at=(2,))
+for _ in range(3):
+    stepped(model, optimizer)
+noted("watch", watcher.runs[2].measurement)
+child = os.fork()
+if not child:
+    try:
+        torch.zeros(1, device="cuda")
+    except RuntimeError as error:
+        os._exit("forked subprocess" in str(error))
+    os._exit(2)
+out["child"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+recorded("after a fork", *made(3))
+"""
+
+
+@pytest.fixture(scope="module")
+def walked() -> dict[str, Any]:
+    """One process with two cards, as most training scripts have one process."""
+    return values_on(parse_card("h100"), WALKED, n_cards=2)
+
+
+STEPS = ("second of both", "first", "second", "streams", "pinned", "offload", "watch", "after a fork")
+
+
+@has_cuda_build
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_of_a_training_script_holds_what_its_card_counted(name: str, walked: dict[str, Any]) -> None:
+    drawn, requested, allocated, counted, warnings = walked[name]
+    assert drawn == requested > 0
+    assert 0 <= allocated - requested < 512 * 200, "rounded to blocks of 512 bytes"
+    assert name in ("pinned", "watch") or allocated == counted, "the record's last step is the card's last"
+    assert [text for text in warnings if "also lies on" not in text] == []
+    assert any("also lies on cuda:0" in text for text in warnings) == (name == "second of both")
+
+
+@has_cuda_build
+def test_pinned_batches_and_forks_are_those_of_torch(walked: dict[str, Any]) -> None:
+    assert walked["pinned batch"] is True and walked["child"] == 1
