@@ -15,6 +15,7 @@ import importlib.util
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -203,10 +204,9 @@ def _with_batch(target: str, arguments: FactoryArguments) -> FactoryArguments:
 
 def is_sizes(sizes: object) -> TypeGuard[dict[str, dict[str, Any]]]:
     """Whether a module's `SIZES` is ours: arguments of a factory by the name of a size."""
-    return isinstance(sizes, dict) and all(
-        isinstance(size, str) and isinstance(arguments, dict) and all(isinstance(name, str) for name in arguments)
-        for size, arguments in sizes.items()
-    )
+    if not isinstance(sizes, dict) or not all(isinstance(arguments, dict) for arguments in sizes.values()):
+        return False
+    return all(isinstance(name, str) for name in chain(sizes, *sizes.values()))
 
 
 def default_size(sizes: Mapping[str, object]) -> str | None:

@@ -61,9 +61,10 @@ def _parameters(node: ast.FunctionDef) -> Iterator[_Parameter]:
 def _needed(node: ast.FunctionDef) -> tuple[str, ...]:
     """Arguments without a default, `self` too."""
     positional = [*node.args.posonlyargs, *node.args.args]
-    named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
     arguments = positional[: len(positional) - len(node.args.defaults)]
-    return tuple(each.arg for each in (*arguments, *(each for each, default in named if default is None)))
+    named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    arguments += [argument for argument, default in named if default is None]
+    return tuple(argument.arg for argument in arguments)
 
 
 def _offered(parameters: Iterator[_Parameter], needed: tuple[str, ...] = ()) -> FactoryArguments:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from explorer.plan.card.cards import LARGEST_CARD, capacity_bytes
 from explorer.plan.card.step_on_card import memory_on
-from explorer.plan.names import some
+from explorer.plan.names import in_columns, some
 from explorer.plan.planners.confirm import within_bytes
 from explorer.plan.sizes import mib
 from explorer.record.card import Card
@@ -271,7 +271,7 @@ def combinations(rows: Iterable[LeverRow], as_is: PlayedStep) -> list[tuple[Leve
     for row in saving:
         groups.setdefault(BY_KEY[row.levers[0]].group, []).append(row)
     options = [[None, *_not_beaten(group, as_is)] for group in groups.values()]
-    sets = [tuple(row for row in chosen if row is not None) for chosen in product(*options)]
+    sets = [tuple(filter(None, chosen)) for chosen in product(*options)]
     return sorted(sets, key=lambda chosen: (max(map(severity, chosen), default=0), len(chosen)))
 
 
@@ -283,14 +283,16 @@ def _not_beaten(group: Sequence[LeverRow], as_is: PlayedStep) -> list[LeverRow]:
         no_worse = all(left <= right for left, right in zip(figures(other), figures(row)))
         return no_worse and (figures(other) != figures(row) or group.index(other) < group.index(row))
 
-    return [row for row in group if not any(beats(other, row) for other in group if other is not row)]
+    def is_beaten(row: LeverRow) -> bool:
+        return any(beats(other, row) for other in group)
+
+    return [row for row in group if not is_beaten(row)]
 
 
 def bitwise_only(fit: Fit) -> Fit:
     """`fit` without rows whose gradients are not bitwise equal, or were not judged."""
-    rows, combined = (
-        tuple(row for row in rows if row.judgement.effect == "bitwise") for rows in (fit.rows, fit.combinations)
-    )
+    rows = tuple(row for row in fit.rows if row.judgement.effect == "bitwise")
+    combined = tuple(row for row in fit.combinations if row.judgement.effect == "bitwise")
     return replace(fit, rows=rows, combinations=combined)
 
 
@@ -335,13 +337,7 @@ def _effect_text(row: LeverRow) -> str:
 def table_text(fit: Fit) -> str:
     """The step as it is, the rows in columns, and the line of each row for the user's script."""
     lines = [f"As it is: {as_is_text(fit)}"]
-    cells = [row_cells(row, fit.as_is) for row in fit.rows]
-    for line in ([dict(zip(cells[0], cells[0])), *cells]) if cells else ():
-        lines.append(
-            "  ".join(
-                text.ljust(max(len(each[name]) for each in (*cells, {name: name}))) for name, text in line.items()
-            )
-        )
+    lines += in_columns([row_cells(row, fit.as_is) for row in fit.rows])
     lines += [line for row in fit.rows for line in script_lines(row)]
     return "\n".join([*lines, *(f"Left out: {each.lever}. {each.reason}" for each in fit.left_out)])
 

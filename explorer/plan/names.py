@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
@@ -15,9 +15,14 @@ Fqns = tuple[str, ...]
 """Blocks by name: those of one unit, of a stage, of a list of layers."""
 
 
-def is_within(fqn: str, block: str) -> bool:
-    """True if `fqn` is `block` or lies below it."""
-    return not block or fqn == block or fqn.startswith(f"{block}.")
+def is_within(fqn: str, *blocks: str) -> bool:
+    """True if `fqn` is one of `blocks` or lies below one."""
+    return any(not block or fqn == block or fqn.startswith(f"{block}.") for block in blocks)
+
+
+def overlaps(fqn: str, *blocks: str) -> bool:
+    """True if `fqn` is one of `blocks`, lies below one, or holds one."""
+    return is_within(fqn, *blocks) or any(is_within(block, fqn) for block in blocks)
 
 
 def above(fqn: str) -> Iterator[str]:
@@ -31,6 +36,11 @@ def lineage(fqn: str) -> Iterator[str]:
     """`fqn` and every block that holds it, the nearest first."""
     yield fqn
     yield from above(fqn)
+
+
+def nearest_around(fqn: str, blocks: Container[str]) -> str | None:
+    """The nearest of `blocks` that is `fqn` or holds it."""
+    return next((holder for holder in lineage(fqn) if holder in blocks), None)
 
 
 def innermost(fqns: Iterable[str]) -> tuple[str, ...]:
@@ -79,12 +89,20 @@ def some(fqns: Sequence[str]) -> str:
     return listed([fqn or "the model" for fqn in fqns])
 
 
+def in_columns(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """The lines of a text table: the names of the columns, then the rows; empty without rows."""
+    texts = [[*map(str, row.values())] for row in rows]
+    columns = [(name, *cells) for name, *cells in zip(rows[0], *texts)] if rows else []
+    widths = [max(map(len, column)) for column in columns]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in zip(*columns)]
+
+
 def written_results(unit: Unit, graph: ModelGraph | None) -> tuple[str, ...]:
     """Operators of the unit's `save_ops` whose results torch refuses to keep. Their names say that they write into an
     argument, or the observed forward writes into their results later."""
     by_fqn = {} if graph is None else graph.by_fqn
     rewritten = {op for fqn in unit.blocks if fqn in by_fqn for op in by_fqn[fqn].rewritten_ops}
-    return tuple(op for op in unit.save_ops if op in rewritten or any(part.endswith("_") for part in op.split(".")))
+    return tuple(op for op in unit.save_ops if op in rewritten or "_." in f"{op}.")
 
 
 def products_kept(blocks: tuple[str, ...], graph: ModelGraph) -> Unit:

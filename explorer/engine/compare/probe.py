@@ -169,7 +169,7 @@ def _units_that_move_real_steps(
 
 def _holds_any(unit: Fqns, moved: tuple[str, ...]) -> bool:
     """Whether state of a block in the unit moved, or state that all blocks share."""
-    return any(not fqn or is_within(fqn, block) for fqn in moved for block in unit)
+    return any(not fqn or is_within(fqn, *unit) for fqn in moved)
 
 
 def _in_clean_process(function: Callable[..., Kind], *arguments: object, report: Report) -> Kind:

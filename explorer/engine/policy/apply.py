@@ -22,7 +22,7 @@ from explorer.engine.policy.several_models import Models, one_model
 from explorer.engine.policy.units import Wrap, operator, replacements, runs_its_children, wraps_on
 from explorer.engine.state.rng import OutsideRng, generators_of
 from explorer.errors import BadInput, InvalidPolicy, nearest
-from explorer.plan.names import is_within, some
+from explorer.plan.names import overlaps, some
 from explorer.plan.policy.block_names import differences, expanded, shape_of
 from explorer.record.policy import KEEP_ALL, Action, DeterminismCheck, Policy, RunningStats, Unit
 
@@ -165,7 +165,7 @@ def _checkpointed_already(policy: Policy, modules: dict[str, nn.Module]) -> str:
     found: dict[str, None] = {}
     blocks: dict[str, None] = {}
     for unit in policy.blocks:
-        of_unit = [source for fqn, source in places if is_within(fqn, unit) or is_within(unit, fqn)]
+        of_unit = [source for fqn, source in places if overlaps(fqn, unit)]
         found.update(dict.fromkeys(of_unit))
         blocks.update({unit: None} if of_unit else {})
     if not blocks:

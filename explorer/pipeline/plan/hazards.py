@@ -106,11 +106,11 @@ def _trains_outside(case: Case) -> bool:
     """True if a parameter of the model, or of a container of the blocks, trains: it may run before any block."""
     holders = {above for fqn in case.stage_of for above in list(lineage(fqn))[1:]} | {""}
     parameters = [name for block in case.graph.blocks if block.fqn in holders for name in block.own_parameters]
-    return any(not any(is_within(name, top) for top in case.frozen) for name in parameters)
+    return any(not is_within(name, *case.frozen) for name in parameters)
 
 
 def _trains(case: Case, fqn: str) -> bool:
-    return case.graph.by_fqn[fqn].parameter_bytes > 0 and not any(is_within(fqn, top) for top in case.frozen)
+    return case.graph.by_fqn[fqn].parameter_bytes > 0 and not is_within(fqn, *case.frozen)
 
 
 def _plan(case: Case) -> PipelinePlan:

@@ -179,14 +179,12 @@ def unknown_memory(log: Allocations, allocated: Sequence[int], card: Card) -> tu
         if 0 < born < len(allocated):
             ticks[number] = max(ticks.get(number, 0), allocated[born])
     peak = max(allocated, default=0)
-    return tuple(
-        UnknownMemory(
-            what=what,
-            ops=tuple(sorted({operator_word(log.ops[number]) for number in numbers})[:MOST_NAMES]),
-            room_bytes=min((peak - ticks[number] for number in numbers if number in ticks), default=None),
-        )
-        for what, numbers in kinds.items()
-    )
+    rows = []
+    for what, numbers in kinds.items():
+        ops = sorted({operator_word(log.ops[number]) for number in numbers})
+        room_bytes = min((peak - ticks[number] for number in numbers if number in ticks), default=None)
+        rows.append(UnknownMemory(what=what, ops=tuple(ops[:MOST_NAMES]), room_bytes=room_bytes))
+    return tuple(rows)
 
 
 def _kind(op: str, card: Card) -> str:

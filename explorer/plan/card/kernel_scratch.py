@@ -10,7 +10,7 @@ Source: setReduceConfig and gpu_reduce_kernel in ATen/native/cuda/Reduce.cuh of 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 
 from explorer.plan.card.torch_rules import UNKNOWN_CAPABILITY
 from explorer.record.card import Card
@@ -178,7 +178,7 @@ def _result_vector(layout: _Layout) -> int:
     at = layout.n_reduced
     lengths = [layout.dimensions[at].size]
     lengths += [dimension.stride for number, dimension in enumerate(layout.dimensions) if number != at]
-    return next(vector for vector in (4, 2, 1) if all(length % vector == 0 for length in lengths))
+    return gcd(VECTOR, *lengths)
 
 
 def _block(wide: int, high: int, most: int) -> tuple[int, int]:

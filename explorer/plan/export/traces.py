@@ -70,7 +70,9 @@ def speedscope(runs: Mapping[str, Measurement]) -> str:
     profiles = []
     for name, run in runs.items():
         assert run.allocations is not None, "runs_in leaves out the others"
-        stacks = _stacks_at_peak(run.allocations)
+        stacks, samples = _stacks_at_peak(run.allocations), []
+        for stack in stacks:
+            samples.append([frames.setdefault(part, len(frames)) for part in stack])
         profiles.append(
             {
                 "type": "sampled",
@@ -78,7 +80,7 @@ def speedscope(runs: Mapping[str, Measurement]) -> str:
                 "unit": "bytes",
                 "startValue": 0,
                 "endValue": sum(stacks.values()),
-                "samples": [[frames.setdefault(part, len(frames)) for part in stack] for stack in stacks],
+                "samples": samples,
                 "weights": list(stacks.values()),
             }
         )
@@ -139,9 +141,13 @@ def _calls(run: Measurement, log: Allocations, times: list[float]) -> Iterator[E
     """Of each lane, where its open calls end."""
     lane_of = []
     for number, (first, end) in enumerate(ticks):
-        lanes = [[until for until in lane if until > first] for lane in lanes]
+        for ends in lanes:
+            while ends and ends[-1] <= first:
+                ends.pop()
         lane = next((i for i, ends in enumerate(lanes) if not ends or end <= ends[-1]), len(lanes))
-        lanes[lane : lane + 1] = [[*(lanes[lane] if lane < len(lanes) else ()), end]]
+        if lane == len(lanes):
+            lanes.append([])
+        lanes[lane].append(end)
         lane_of.append(lane)
         name = log.blocks[calls.block[number]] or "the model itself"
         yield _slice(name, "block", FIRST_BLOCK_LANE + lane, times, (first, end))

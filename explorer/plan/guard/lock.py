@@ -69,9 +69,9 @@ def lock_of(run: Measurement, graph: ModelGraph, policy: str) -> Lock:
 
 def _blocks(run: Measurement, graph: ModelGraph) -> dict[str, LockedBlock]:
     operators = _operators(run)
-    calls: dict[str, list[Collective]] = defaultdict(list)
+    calls: dict[str, list[tuple[str, Collective]]] = defaultdict(list)
     for call in run.collectives:
-        calls[call.block].append(call)
+        calls[call.block].append((f"{call.phase} {call.kind}", call))
     return {
         cost.fqn: LockedBlock(
             kind=graph.by_fqn[cost.fqn].kind,
@@ -84,7 +84,7 @@ def _blocks(run: Measurement, graph: ModelGraph) -> dict[str, LockedBlock]:
             backward_flops=cost.backward_flops,
             in_place=dict(sorted(cost.in_place.items())),
             operators=operators.get(cost.fqn, {}),
-            collectives=_collectives((f"{call.phase} {call.kind}", call) for call in calls[cost.fqn]),
+            collectives=_collectives(calls[cost.fqn]),
         )
         for cost in run.blocks
         if cost.fqn in graph.by_fqn
@@ -103,21 +103,21 @@ def _operators(run: Measurement) -> dict[str, dict[str, OperatorBytes]]:
     log = run.allocations
     assert log is not None
     phase_at = [span for span in run.phases for _ in range(span.first_tick, span.end_tick)]
-    rows: dict[str, dict[str, list[int]]] = {}
+    rows: dict[tuple[str, str], list[int]] = {}
     for i in sorted(range(len(log.born)), key=log.born.__getitem__):
         if not log.born[i] or log.born[i] >= len(phase_at) or phase_at[log.born[i]].phase == "recompute":
             continue
         operator = log.ops[log.op[i]] or "outside operators"
         dtype = log.dtypes[log.dtype[i]] if log.dtype else ""
         key = f"{phase_at[log.born[i]].phase} {operator} {dtype}".rstrip()
-        row = rows.setdefault(log.blocks[log.block[i]], {}).setdefault(key, [0, 0, 0])
+        row = rows.setdefault((log.blocks[log.block[i]], key), [0, 0, 0])
         row[0] += 1
         row[1] += log.n_bytes[i]
         row[2] += log.n_bytes[i] if log.role[i] == SAVED else 0
-    return {
-        fqn: {key: OperatorBytes(n=n, n_bytes=n_bytes, saved_bytes=saved) for key, (n, n_bytes, saved) in keys.items()}
-        for fqn, keys in rows.items()
-    }
+    operators: dict[str, dict[str, OperatorBytes]] = defaultdict(dict)
+    for (fqn, key), (n, n_bytes, saved) in rows.items():
+        operators[fqn][key] = OperatorBytes(n=n, n_bytes=n_bytes, saved_bytes=saved)
+    return operators
 
 
 def dumps(lock: Lock) -> str:

@@ -93,10 +93,11 @@ def _joined(changes: Iterable[_BlockMove]) -> Iterator[Move]:
 
 def _of_blocks(old: Lock, new: Lock) -> list[_BlockMove]:
     found = [*_of_calls(old, new)]
+    missing = [move.block for move in found]
     pairs = {
         fqn: (old.blocks[fqn], block)
         for fqn, block in new.blocks.items()
-        if fqn in old.blocks and not any(is_within(fqn, move.block) for move in found)
+        if fqn in old.blocks and not is_within(fqn, *missing)
     }
     for fqn in innermost([fqn for fqn, (was, now) in pairs.items() if was.parameter_bytes != now.parameter_bytes]):
         was_bytes, now_bytes = (mib(block.parameter_bytes) for block in pairs[fqn])
@@ -115,13 +116,13 @@ def _of_calls(old: Lock, new: Lock) -> Iterator[_BlockMove]:
         yield _BlockMove("block added", fqn, f"is new ({new.blocks[fqn].kind})", new.blocks[fqn].saved_bytes)
     for fqn in outermost([fqn for fqn in old.blocks if fqn not in new.blocks]):
         yield _BlockMove("block removed", fqn, f"is gone ({old.blocks[fqn].kind})", -old.blocks[fqn].saved_bytes)
+    pairs = {fqn: (old.blocks[fqn], block) for fqn, block in new.blocks.items() if fqn in old.blocks}
     for kind, field, words in _CALLS:
-        figures = {
-            fqn: [getattr(lock.blocks[fqn], field) for lock in (old, new)] for fqn in new.blocks if fqn in old.blocks
-        }
-        for fqn in outermost([fqn for fqn, (before, after) in figures.items() if before != after]):
-            n_bytes = new.blocks[fqn].saved_bytes - old.blocks[fqn].saved_bytes
-            before, after = figures[fqn]
+        changed = [fqn for fqn, (was, now) in pairs.items() if getattr(was, field) != getattr(now, field)]
+        for fqn in outermost(changed):
+            was, now = pairs[fqn]
+            n_bytes = now.saved_bytes - was.saved_bytes
+            before, after = getattr(was, field), getattr(now, field)
             if field == "n_recompute" and not after:
                 yield _BlockMove("checkpoint lost", fqn, "is not recomputed any more, its checkpoint is lost", n_bytes)
             elif field == "n_recompute" and not before:
@@ -133,7 +134,7 @@ def _of_calls(old: Lock, new: Lock) -> Iterator[_BlockMove]:
 def _of_results(fqn: str, old: LockedBlock, new: LockedBlock, *, is_forward: bool) -> Iterator[_BlockMove]:
     """Operators of forward, or of all other phases, whose results differ: larger changes first."""
     keys = [key for key in {**old.operators, **new.operators} if key.startswith("forward ") == is_forward]
-    rows = {key: [block.operators.get(key, _NO_RESULT) for block in (old, new)] for key in keys}
+    rows = {key: (old.operators.get(key, _NO_RESULT), new.operators.get(key, _NO_RESULT)) for key in keys}
     rows = {key: pair for key, pair in rows.items() if pair[0] != pair[1]}
     is_saved = any(row.saved_bytes for pair in rows.values() for row in pair)
     field = "saved_bytes" if is_saved else "n_bytes"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from explorer.plan.names import innermost, is_within, lineage, some, written_results
+from explorer.plan.names import innermost, lineage, nearest_around, overlaps, some, written_results
 from explorer.record.graph import Block, Hazard, ModelGraph, Trait
 from explorer.record.policy import Action, Policy, Unit
 from explorer.record.run import PipelinePlan, RunSpec
@@ -39,7 +39,7 @@ class Case:
     def units(self) -> tuple[tuple[Unit, tuple[Block, ...]], ...]:
         """Each unit with the blocks it names, as far as the graph knows them."""
         by_fqn = self.graph.by_fqn
-        return tuple((unit, tuple(by_fqn[fqn] for fqn in unit.blocks if fqn in by_fqn)) for unit in self.policy.units)
+        return tuple((unit, tuple(filter(None, map(by_fqn.get, unit.blocks)))) for unit in self.policy.units)
 
     @property
     def trains(self) -> bool:
@@ -62,7 +62,7 @@ class Case:
         tops = {fqn: j for j, stage in enumerate(self.plan.stages) for fqn in stage}
         stages = {}
         for block in self.graph.blocks:
-            nearest = next((fqn for fqn in lineage(block.fqn) if fqn in tops), None)
+            nearest = nearest_around(block.fqn, tops)
             if nearest is not None:
                 stages[block.fqn] = tops[nearest]
         return stages
@@ -126,8 +126,9 @@ RANDOM_OPS = ("bernoulli", "dropout", "rand", "normal", "uniform", "multinomial"
 def random_numbers_torch_does_not_stash(case: Case) -> Iterator[Hazard]:
     """torch stashes its own default generators only, whatever preserve_rng_state says."""
     registered = case.policy.restore_rng
+    holders = [path.rpartition(".")[0] for path in registered if path not in ("python", "numpy")]
     generators = rerun_with("own_generator")(case)
-    unnamed = tuple(fqn for fqn in generators if not any(_reaches(path, fqn) for path in registered))
+    unnamed = tuple(fqn for fqn in generators if not overlaps(fqn, *holders))
     sources = (
         ("own-generator", unnamed, "a generator object of its own", "the dotted path of the generator, an attribute"),
         ("python-rng", rerun_with("python_rng")(case), "Python's random", "`python`"),
@@ -216,7 +217,7 @@ def checkpoints_itself(case: Case) -> Iterator[Hazard]:
     blocks = tuple(block.fqn for block in case.graph.blocks if "checkpoints_itself" in block.traits)
     if not blocks or not case.trains:
         return
-    twice = {fqn for fqn in case.policy.blocks for name in blocks if is_within(fqn, name) or is_within(name, fqn)}
+    twice = {fqn for fqn in case.policy.blocks if overlaps(fqn, *blocks)}
     again = f" The policy makes {some(tuple(sorted(twice)))} run a further time." if twice else ""
     yield Hazard(
         rule="checkpoints-itself", severity="warning", blocks=blocks,
@@ -225,12 +226,6 @@ def checkpoints_itself(case: Case) -> Iterator[Hazard]:
         remedy="Switch the model's own checkpointing off (gradient_checkpointing_disable() in transformers), and see "
         "with explorer.audit(model, step) whether it gives the same gradient.",
     )  # fmt: skip
-
-
-def _reaches(path: str, fqn: str) -> bool:
-    """True if block `fqn` can draw from the generator at `path`: a generator of the block or of an ancestor."""
-    owner = path.rpartition(".")[0]
-    return path not in ("python", "numpy") and (is_within(owner, fqn) or is_within(fqn, owner))
 
 
 POLICY_RULES: tuple[Rule, ...] = (

@@ -45,7 +45,7 @@ def saved_beside(run: Measurement, blocks: Collection[str]) -> dict[str, int]:
     totals: dict[str, int] = {}
     entries = alive(log, border)
     for cell in cells_of(log, entries[array_of(log.role)[entries] == SAVED]):
-        if not any(is_within(cell.block, block) for block in blocks):
+        if not is_within(cell.block, *blocks):
             totals[cell.place] = totals.get(cell.place, 0) + cell.n_bytes
     return totals
 

@@ -30,7 +30,7 @@ def reruns_outside(costs: Sequence[MeasuredBlock], ordered: Sequence[str]) -> di
     again = {
         cost.fqn: cost.n_recompute / max(cost.n_forward, 1)
         for cost in costs
-        if cost.fqn and cost.n_recompute and not any(is_within(cost.fqn, fqn) for fqn in ordered)
+        if cost.fqn and cost.n_recompute and not is_within(cost.fqn, *ordered)
     }
     # The nearest called blocks inside each called block. Containers that are never called are skipped.
     below: dict[str, list[str]] = {cost.fqn: [] for cost in costs if cost.fqn and cost.n_forward}

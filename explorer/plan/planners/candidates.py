@@ -20,13 +20,13 @@ import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 
 import msgspec
 import numpy as np
 
 from explorer.errors import InvalidPolicy
-from explorer.plan.names import Fqns, above, is_within, lineage, products_kept
+from explorer.plan.names import Fqns, above, is_within, lineage, nearest_around, overlaps, products_kept
 from explorer.plan.policy.counted import counted_units, in_error, runs
 from explorer.plan.policy.presets import preset, preset_titles
 from explorer.plan.predict.calls import SavedByCall, calls_of, results_unknown, saved_by_calls
@@ -116,7 +116,7 @@ class Candidates:
         """True if no policy has both: they share a block, or are nested and one of them keeps results."""
         ours, theirs = self.units[i].unit, self.units[j].unit
         if excludes_nesting(ours) or excludes_nesting(theirs):
-            return any(is_within(a, b) or is_within(b, a) for a in ours.blocks for b in theirs.blocks)
+            return any(overlaps(block, *theirs.blocks) for block in ours.blocks)
         return not set(ours.blocks).isdisjoint(theirs.blocks)
 
     def policy(self, chosen: Sequence[int]) -> Policy:
@@ -126,8 +126,11 @@ class Candidates:
     def cost(self, chosen: tuple[int, ...]) -> float:
         """The cost of recomputing the candidates `chosen`."""
         named = set(chosen)
-        holders = ((i, next((o for o in self.around[i] if o in named), None)) for i in chosen)
-        return float(sum(self.units[i].cost - (0.0 if o is None else self.spared.get((i, o), 0.0)) for i, o in holders))
+        cost = 0.0
+        for i in chosen:
+            holder = next((outer for outer in self.around[i] if outer in named), -1)
+            cost += self.units[i].cost - self.spared.get((i, holder), 0.0)
+        return cost
 
 
 def default_units(baseline: Measurement, graph: ModelGraph, replay: Replay, *, every_stretch: bool) -> list[Unit]:
@@ -143,21 +146,22 @@ def candidates_of(baseline: Measurement, graph: ModelGraph, replay: Replay, unit
     costs = _Costs(baseline, graph)
     named = [unit for unit in units if not run_again_by_the_model(Policy(units=(unit,)), graph)]
     wrong = _in_error(graph, [unit.blocks for unit in named])
-    left = [(unit, tuple(_calls(replay, graph, unit))) for unit in named if unit.blocks not in wrong]
-    saving = [(unit, calls) for unit, calls in left if any(len(call.entries) for call in calls)]
-    kin = {fqn: kin_of(graph, fqn) for fqn in dict.fromkeys(fqn for unit, _ in saving for fqn in unit.blocks)}
-    candidates = tuple(
-        Candidate(unit=unit, calls=calls, cost=costs.of(unit), kin=(*(kin[fqn] for fqn in unit.blocks), *unit.save_ops))
-        for unit, calls in saving
-    )
-    around = _around([unit for unit, _ in saving])
-    stops = [stops_in(graph, unit) for unit, _ in saving]
-    spared = {
-        (i, j): costs.spared(saving[j][0], saving[i][0])
-        for i, above in enumerate(around) for j in above
-        if stops[j] and any(is_within(stops[j], fqn) for fqn in saving[i][0].blocks)
-    }  # fmt: skip
-    return Candidates(units=candidates, around=around, spared=spared, cost_unit=costs.unit, step_cost=costs.step)
+    kin = cache(partial(kin_of, graph))
+    candidates: list[Candidate] = []
+    for unit in named:
+        calls = () if unit.blocks in wrong else tuple(_calls(replay, graph, unit))
+        if any(len(call.entries) for call in calls):
+            names = (*map(kin, unit.blocks), *unit.save_ops)
+            candidates.append(Candidate(unit=unit, calls=calls, cost=costs.of(unit), kin=names))
+    chosen = [candidate.unit for candidate in candidates]
+    around = _around(chosen)
+    stops = [stops_in(graph, unit) for unit in chosen]
+    spared: dict[tuple[int, int], float] = {}
+    for i, inner in enumerate(chosen):
+        for j in around[i]:
+            if stops[j] and is_within(stops[j], *inner.blocks):
+                spared[i, j] = costs.spared(chosen[j], inner)
+    return Candidates(units=tuple(candidates), around=around, spared=spared, cost_unit=costs.unit, step_cost=costs.step)
 
 
 def _in_error(graph: ModelGraph, units: Sequence[Fqns]) -> set[Fqns]:
@@ -179,10 +183,11 @@ def _around(units: Sequence[Unit]) -> tuple[tuple[int, ...], ...]:
     for i, unit in enumerate(units):
         for fqn in () if excludes_nesting(unit) else unit.blocks:
             places[fqn].append(i)
-    return tuple(
-        tuple(i for fqn in above(unit.blocks[0]) for i in places.get(fqn, ())) if not excludes_nesting(unit) else ()
-        for unit in units
-    )
+    around = []
+    for unit in units:
+        outer = () if excludes_nesting(unit) else above(unit.blocks[0])
+        around.append(tuple(i for fqn in outer for i in places.get(fqn, ())))
+    return tuple(around)
 
 
 def unit_of(named: Named) -> Unit:
@@ -261,7 +266,7 @@ def beside_every_stretch(graph: ModelGraph, offered: Sequence[Unit]) -> list[Uni
     ways: dict[str, list[Unit]] = defaultdict(list)
     for unit in offered:
         fqn = unit.blocks[0]
-        place = next((above for above in lineage(fqn) if above in blocks), None)
+        place = nearest_around(fqn, blocks)
         if len(unit.blocks) > 1 or not recomputed.isdisjoint(list(lineage(fqn))[1:]):
             continue
         if unit.action != "recompute":
@@ -302,7 +307,7 @@ def chain_stretches(graph: ModelGraph) -> list[Fqns]:
 
 def _stretches(graph: ModelGraph, fqns: Collection[str]) -> list[Fqns]:
     blocks = [(block.fqn,) for block in graph.blocks if block.fqn in fqns and block.n_calls]
-    return [tuple(fqn for unit in stretch for fqn in unit) for stretch in runs(blocks, graph)]
+    return [tuple(itertools.chain(*stretch)) for stretch in runs(blocks, graph)]
 
 
 def _of_few_lengths(chains: Sequence[Fqns]) -> Iterator[Fqns]:

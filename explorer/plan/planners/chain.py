@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.names import Fqns, is_within, lineage
+from explorer.plan.names import Fqns, is_within, lineage, nearest_around
 from explorer.plan.planners.candidates import MOST_CHOICES, Candidates, chain_stretches, n_stretches
 from explorer.plan.planners.program import LEAST_SECONDS, ForecastChoices, Limits, Solution
 from explorer.plan.planners.solver import TOLERANCE
@@ -58,8 +58,7 @@ class Item:
     """True if `peak` and `change` are the bytes whatever the other places recompute."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Labels:
+class _Labels(NamedTuple):
     """The labels at one place, by change of bytes."""
 
     change: NDArray[np.float64]
@@ -163,29 +162,23 @@ class ChainProgram(ForecastChoices):
         """The cheapest items whose readings are within the budget; None if there are none."""
         self._n_solves += 1
         n_places = self.n_places
-        from_place: list[list[int]] = [[] for _ in range(n_places)]
+        from_place: list[list[int]] = [[] for _ in range(n_places + 1)]
         for number, item in enumerate(self.items):
             from_place[item.first].append(number)
         parts: list[list[_Labels]] = [[] for _ in range(n_places + 1)]
         none, most = np.array([-1]), most_cost / self.grain
-        parts[0] = [_Labels(change=np.zeros(1), cost=np.zeros(1, dtype=np.int64), item=none, before=none)]
+        parts[0] = [_Labels(np.zeros(1), np.zeros(1, np.int64), none, none)]
         labels_at: list[_Labels] = []
         for place in range(n_places + 1):
             labels = _undominated(parts[place])
             labels_at.append(labels)
-            for number in from_place[place] if place < n_places else ():
+            for number in from_place[place]:
                 item = self.items[number]
                 cost = labels.cost + item.cost
                 fits = np.flatnonzero((labels.change <= budget - item.peak) & (cost <= most))
                 if len(fits):
-                    parts[item.end].append(
-                        _Labels(
-                            change=labels.change[fits] + item.change,
-                            cost=cost[fits],
-                            item=np.full(len(fits), number),
-                            before=fits,
-                        )
-                    )
+                    change = labels.change[fits] + item.change
+                    parts[item.end].append(_Labels(change, cost[fits], np.full(len(fits), number), fits))
         last = labels_at[-1]
         fits = np.flatnonzero(last.change <= budget - self.behind)
         if not len(fits):
@@ -204,14 +197,12 @@ class ChainProgram(ForecastChoices):
 
 def _undominated(parts: Sequence[_Labels]) -> _Labels:
     """The labels that no other label beats, by ascending bytes and descending cost."""
-    change, cost, item, before = (
-        np.concatenate([np.zeros(0, dtype=kind), *(getattr(part, name) for part in parts)])
-        for name, kind in (("change", float), ("cost", np.int64), ("item", np.intp), ("before", np.intp))
-    )
+    none = _Labels(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.intp), np.zeros(0, np.intp))
+    change, cost, item, before = map(np.concatenate, zip(none, *parts))
     order = np.lexsort((cost, change))
     cheapest = np.minimum.accumulate(cost[order]) if len(order) else cost
     order = order[np.append(True, cost[order][1:] < cheapest[:-1])[: len(order)]]
-    return _Labels(change=change[order], cost=cost[order], item=item[order], before=before[order])
+    return _Labels(change[order], cost[order], item[order], before[order])
 
 
 MOST_INSIDE = 6
@@ -224,7 +215,7 @@ def is_chain_of_few(graph: ModelGraph) -> bool:
     names = {fqn: 0 for chain in chain_stretches(graph) if len(chain) > 2 for fqn in chain}
     for block in graph.blocks:
         if block.n_calls and block.saved_bytes:
-            above = next((fqn for fqn in lineage(block.fqn) if fqn in names), None)
+            above = nearest_around(block.fqn, names)
             if above is not None:
                 names[above] += 1
     return 0 < len(names) <= MOST_PLACES and max(names.values()) <= MOST_INSIDE
@@ -298,10 +289,8 @@ def _choices(candidates: Candidates, blocks: Sequence[str]) -> list[tuple[tuple[
     choices: list[tuple[tuple[int, ...], tuple[int, int]]] = []
     inside: list[list[int]] = [[] for _ in blocks]
     for i, candidate in enumerate(candidates.units):
-        named = [
-            next((number[above] for above in lineage(fqn) if above in number), None) for fqn in candidate.unit.blocks
-        ]
-        places = sorted({place for place in named if place is not None})
+        named = [nearest_around(fqn, number) for fqn in candidate.unit.blocks]
+        places = sorted({number[place] for place in named if place is not None})
         if None in named:  # the candidate contains places
             places = [place for fqn, place in number.items() if is_within(fqn, candidate.unit.blocks[0])]
         if not places or places[-1] - places[0] + 1 != len(places):
@@ -364,9 +353,8 @@ def _inputs_kept_twice(
     for i, candidate in enumerate(candidates.units):
         for entry in (entry for call in candidate.calls for entry in call.inputs):
             firsts[entry].add(place_of.get(i, -1))
-    return {
-        i: sum(
-            int(replay.size[entry]) for call in candidate.calls for entry in set(call.inputs) if len(firsts[entry]) > 1
-        )
-        for i, candidate in enumerate(candidates.units)
-    }
+    twice: dict[int, int] = defaultdict(int)
+    for i, candidate in enumerate(candidates.units):
+        for call in candidate.calls:
+            twice[i] += sum(int(replay.size[entry]) for entry in set(call.inputs) if len(firsts[entry]) > 1)
+    return twice

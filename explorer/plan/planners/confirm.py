@@ -204,7 +204,7 @@ def _could_go(run: Measurement, at: Ledger) -> str:
     repeats = run.graph.repeats if run.graph is not None else ()
     ran = [fqn for fqn in repeats if run.by_fqn.get(fqn) is not None and run.by_fqn[fqn].n_forward]
     saved = [cell for cell in at.cells if cell.role == "saved activation"]
-    freed = sum(cell.n_bytes for cell in saved if any(is_within(cell.block, fqn) for fqn in ran))
+    freed = sum(cell.n_bytes for cell in saved if is_within(cell.block, *ran))
     if not freed:
         return "Record a step that fits (a smaller batch, or every block recomputed): a plan needs a whole one."
     return (

@@ -152,8 +152,8 @@ class Planner:
         units = [policy.units for policy in policies]
         for program in self._programs:
             number = program.candidates.number
-            offered = [whole for whole in units if number.keys() >= set(whole)]
-            program.suggested += tuple(tuple(sorted(number[unit] for unit in whole)) for whole in offered)
+            offered = [map(number.__getitem__, whole) for whole in units if number.keys() >= set(whole)]
+            program.suggested += tuple(tuple(sorted(whole)) for whole in offered)
 
     @property
     def keep_all_bytes(self) -> int:
@@ -350,7 +350,7 @@ class Planner:
         """
         number = program.candidates.number
         priced = {unit.action for unit in number}
-        wholes = (whole for whole in preset_units(self._graph) if all(unit.action in priced for unit in whole))
+        wholes = (whole for whole in preset_units(self._graph) if priced.issuperset(unit.action for unit in whole))
         return tuple(tuple(sorted(number[unit] for unit in whole if unit in number)) for whole in wholes)
 
     def _plan(self, program: ForecastChoices, solution: Solution, *, budget_bytes: int | None) -> Plan:

@@ -226,11 +226,13 @@ class _Search:
     def _rows(self) -> list[Row]:
         """The known moments in MiB: at most the budget, or at most the variable of the peak."""
         budget = self.limits.budget_bytes
-        peak = {self.program.variables.peak: -1.0} if budget is None else {}
-        return [
-            ({**{variable: n / MIB for variable, n in row.items()}, **peak}, (most + (budget or 0)) / MIB)
-            for row, most in self.moments.values()
-        ]
+        rows = []
+        for row, most in self.moments.values():
+            shares = {variable: n / MIB for variable, n in row.items()}
+            if budget is None:
+                shares[self.program.variables.peak] = -1.0
+            rows.append((shares, (most + (budget or 0)) / MIB))
+        return rows
 
     def add_moments(self, answer: Minimum) -> int:
         """Adds the moments at which an answer exceeds the limit. Returns the number of new moments."""

@@ -245,5 +245,5 @@ class Variables:
 def _with_fewest_bytes(bounds: list[Row], factor: int, shares: dict[int, float]) -> float:
     """The value of `factor` with the fewest bytes: the largest of an absence, the smallest of a presence."""
     is_absence = bounds[0][0][factor] > 0
-    slacks = [most - sum(n * row[i] for i, n in shares.items() if i in row) for row, most in bounds]
+    slacks = [most - sum(n * row.get(i, 0.0) for i, n in shares.items()) for row, most in bounds]
     return min(1.0, max(0.0, min(slacks) if is_absence else -min(slacks)))

@@ -76,7 +76,8 @@ def _refuse_costly(patterns: Collection[str], n_names: int) -> None:
 def matches(unit: Unit, fqns: Collection[str]) -> tuple[Fqns, ...]:
     """The blocks of each unit that `unit` stands for: in a segment the stars of all its patterns mean the same."""
     columns = [{_stars(fqn, pattern): fqn for fqn in matching(pattern, fqns)} for pattern in unit.blocks]
-    rows = tuple(tuple(column[stars] for column in columns) for stars in columns[0] if all(stars in c for c in columns))
+    stars = [key for key in columns[0] if all(key in column for column in columns)]
+    rows = tuple(zip(*([column[key] for key in stars] for column in columns)))
     if not rows:
         raise InvalidPolicy(
             f"No blocks match {' and '.join(map(repr, unit.blocks))} together.",
@@ -94,14 +95,19 @@ MOST_TOLD = 4
 
 def shape_of(fqns: Iterable[str]) -> dict[str, int]:
     """The number of blocks of each name, with every number in a name written as a star."""
-    return dict(Counter(".".join("*" if part.isdecimal() else part for part in fqn.split(".")) for fqn in fqns if fqn))
+    return dict(Counter(map(_starred, filter(None, fqns))))
+
+
+def _starred(fqn: str) -> str:
+    return ".".join("*" if part.isdecimal() else part for part in fqn.split("."))
 
 
 def differences(before: Mapping[str, int], now: Mapping[str, int]) -> str:
     """`blocks.* are 16, and were 12; new: adapter; gone: norm`. Empty: the same names."""
     # A name inside another listed name adds nothing.
     counts = outermost(name for name in before if now.get(name, 0) not in (0, before[name]))
-    new, gone = (outermost(name for name in one if name not in other) for one, other in ((now, before), (before, now)))
+    new = outermost(name for name in now if name not in before)
+    gone = outermost(name for name in before if name not in now)
     changed = [
         f"{name} {_number(now[name], 'is', 'are')}, and {_number(before[name], 'was', 'were')}" for name in counts
     ]

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from explorer.plan.hazards.hazards import hazards
-from explorer.plan.names import Fqns, is_within, lineage
+from explorer.plan.names import Fqns, is_within, lineage, nearest_around
 from explorer.record.graph import Block, ModelGraph
 from explorer.record.policy import Policy, Unit
 
@@ -34,7 +34,7 @@ def counted_units(graph: ModelGraph) -> tuple[Fqns, ...]:
         units.insert(next(behind, len(units)), unit)
     # A block that the model checkpoints itself saves in its second run.
     again = graph.checkpointed_by_itself
-    idle = {fqn for fqn in graph.saves_nothing if not any(is_within(fqn, block) for block in again)}
+    idle = {fqn for fqn in graph.saves_nothing if not is_within(fqn, *again)}
     return tuple(unit for unit in units if not idle.issuperset(unit))
 
 
@@ -112,7 +112,7 @@ def _left_over(graph: ModelGraph, units: Sequence[Fqns]) -> list[Fqns]:
     """Neighbours that no unit holds, and that free as much together as a small unit: the stem of a ResNet, say."""
     named = {fqn for unit in units for fqn in unit}
     around = {above for fqn in named for above in lineage(fqn)}
-    least = min((sum(graph.by_fqn[fqn].saved_bytes for fqn in unit) for unit in units), default=0) // _WORTH
+    least = min((_saved_bytes(graph, unit) for unit in units), default=0) // _WORTH
     following, stretches = graph.next_in_turn, list[Fqns]()
     free = [
         block.fqn for block in graph.blocks
@@ -129,9 +129,13 @@ def _left_over(graph: ModelGraph, units: Sequence[Fqns]) -> list[Fqns]:
     return [unit for unit in stretches if unit not in in_error(graph, stretches)]
 
 
+def _saved_bytes(graph: ModelGraph, fqns: Iterable[str]) -> int:
+    return sum(graph.by_fqn[fqn].saved_bytes for fqn in fqns)
+
+
 def _freed(graph: ModelGraph, stretch: Sequence[str]) -> int:
     """Bytes that a segment frees; 0 where that is less than a quarter of what it saves."""
-    saved = sum(graph.by_fqn[fqn].saved_bytes for fqn in stretch)
+    saved = _saved_bytes(graph, stretch)
     freed = saved - graph.by_fqn[stretch[-1]].output_bytes
     return freed if freed * _WORTH >= saved else 0
 
@@ -142,8 +146,12 @@ def _skipped_siblings(graph: ModelGraph) -> dict[str, Fqns]:
     for holder, block in ((holder, block) for holder, blocks in graph.children.items() for block in blocks):
         if block.name.isdigit():
             kin[holder, block.kind].append(block)
-    lists = (tuple(one.fqn for one in layers) for layers in kin.values() if _left_some_out(layers))
-    return {fqn: layers for layers in lists for fqn in layers}
+    siblings: dict[str, Fqns] = {}
+    for layers in kin.values():
+        if _left_some_out(layers):
+            fqns = tuple(layer.fqn for layer in layers)
+            siblings |= dict.fromkeys(fqns, fqns)
+    return siblings
 
 
 def _left_some_out(layers: Iterable[Block]) -> bool:
@@ -214,7 +222,7 @@ def _without_errors(graph: ModelGraph, units: list[Fqns]) -> tuple[Fqns, ...]:
     instead = {fqn for fqn in around if (fqn,) not in wrong and not _is_body(graph, fqn)}
     safe: dict[Fqns, None] = {}
     for unit in units:
-        above = next((fqn for fqn in lineage(unit[0]) if fqn in instead), None)
+        above = nearest_around(unit[0], instead)
         if above is not None:
             safe[above,] = None
         elif unit in good:

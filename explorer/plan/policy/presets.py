@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from explorer.errors import InvalidPolicy, nearest
 from explorer.plan.hazards.hazards import hazards
@@ -130,11 +131,11 @@ def _sqrt(units: tuple[Fqns, ...], graph: ModelGraph) -> tuple[Fqns, ...]:
     stretches = runs(units, graph)
     if any(len(stretch) > 1 or len(stretch[0]) > 1 for stretch in stretches):
         # Units of several blocks are stretches of a Sequential already.
-        joined = (
-            segments([fqn for unit in stretch for fqn in unit], graph) if len(max(stretch, key=len)) == 1 else stretch
-            for stretch in stretches
-        )
-        return tuple(unit for stretch in joined for unit in stretch)
+        joined: list[Fqns] = []
+        for stretch in stretches:
+            is_of_blocks = len(max(stretch, key=len)) == 1
+            joined += segments([*chain(*stretch)], graph) if is_of_blocks else stretch
+        return tuple(joined)
     n_kept = round(math.sqrt(len(units)))
     # The last block of each stretch is kept, so that the very last one, which backward needs at once, is among them.
     not_recomputed = {round((i + 1) * len(units) / n_kept) - 1 for i in range(n_kept)}

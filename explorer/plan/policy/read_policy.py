@@ -65,13 +65,12 @@ def on_model(file: PolicyFile, graph: ModelGraph) -> Reading:
 
 
 def _patterns(policy: Policy, called: list[str]) -> tuple[str, ...]:
-    units = [unit for unit in dict.fromkeys(policy.units) if any(map(is_pattern, unit.blocks))]
-    rows_of = {" and ".join(unit.blocks): matches(unit, called) for unit in units}
-    return tuple(
-        f"{pattern} stands for {len(rows)} {'unit' if len(rows) == 1 else 'units'}: "
-        f"{some([' and '.join(row) for row in rows])}."
-        for pattern, rows in rows_of.items()
-    )
+    notes = []
+    for unit in policy.units:
+        if any(map(is_pattern, unit.blocks)):
+            pattern, *rows = map(" and ".join, (unit.blocks, *matches(unit, called)))
+            notes.append(f"{pattern} stands for {len(rows)} {'unit' if len(rows) == 1 else 'units'}: {some(rows)}.")
+    return tuple(dict.fromkeys(notes))
 
 
 def _changed(file: PolicyFile, graph: ModelGraph) -> str:

@@ -29,6 +29,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -326,8 +327,10 @@ def at_size(runs: Mapping[int, Measurement], size: int, spec: RunSpec) -> Sized:
             hint="Vary an argument that the factory makes its batch from.",
         )
     # Lagrange polynomials, exact.
-    factors = ([Fraction(size - other, node - other) for other in sizes if other != node] for node in sizes)
-    weights = [math.prod(of_node, start=Fraction(1)) for of_node in factors]
+    weights = []
+    for node in sizes:
+        factors = [Fraction(size - other, node - other) for other in sizes if other != node]
+        weights.append(math.prod(factors, start=Fraction(1)))
     if any(getattr(log, name) != getattr(complete_logs[0], name) for log in complete_logs for name in _SAME):
         peaks = [max(log.held_bytes) for log in complete_logs]
         return Sized(size=size, step_peak_bytes=_at(weights, peaks), event_by_event=False, measurement=None)
@@ -362,10 +365,10 @@ def _sizes_at(weights: list[Fraction], logs: list[Allocations]) -> Column:
 
 def _told(runs: list[Measurement], weights: list[Fraction], log: Allocations, spec: RunSpec) -> Measurement:
     def counted(rows: tuple[MeasuredBlock, ...]) -> MeasuredBlock:
-        flops = {name: _at(weights, [getattr(row, name) for row in rows]) for name in _FLOPS}
+        flops = {name: _at(weights, [*map(attrgetter(name), rows)]) for name in _FLOPS}
         return msgspec.structs.replace(rows[0], forward=Samples(), recompute=Samples(), **flops)
 
     base = without_readings(runs[0])
     predicted = msgspec.structs.replace(base, spec=spec, allocations=log, loss=None, warnings=())
-    costs = [counted(rows) for rows in zip(*(run.blocks for run in runs))]
+    costs = list(map(counted, zip(*(run.blocks for run in runs))))
     return msgspec.structs.replace(predicted, blocks=with_bytes(predicted, costs))

@@ -113,7 +113,7 @@ def _saved_by_call(
     leaves = _leaves(replay, saved, members, own_outputs)
     inputs, flags = members[0].inputs, replay.in_containers.get(unit[0], ())
     # The first operator that reads an input is often the last of backward: what it saves lives until it has run.
-    runs_last = any(is_within(fqn, block) for i in inputs for fqn in replay.saved_in.get(i, ()) for block in unit)
+    runs_last = any(is_within(fqn, *unit) for i in inputs for fqn in replay.saved_in.get(i, ()))
     last_birth = int(births.max(initial=begins)) + (runs_last and len(births) > 0)
     every = np.union1d(saved, saved_outputs).astype(np.int64)
     return SavedByCall(
@@ -148,21 +148,22 @@ def only_of(replay: Replay, calls: Sequence[SavedByCall]) -> tuple[Replay, list[
 
     The line stays whole. The work on one unit of a long timeline then grows with the unit, not with the timeline.
     """
-    touched = [(*call.inputs, *(entry for entry, *_ in call.kept_results)) for call in calls]
-    entries = np.unique(np.concatenate([*(call.entries for call in calls), *touched])).astype(np.int64)
+    inputs = [entry for call in calls for entry in call.inputs]
+    results = [entry for call in calls for entry, *_ in call.kept_results]
+    entries = np.unique(np.concatenate([*(call.entries for call in calls), inputs, results])).astype(np.int64)
     number = {entry: i for i, entry in enumerate(entries.tolist())}
-    numbered = [
-        replace(
+
+    def numbered(call: SavedByCall) -> SavedByCall:
+        return replace(
             call,
             entries=np.searchsorted(entries, call.entries),
             inputs=tuple(number[entry] for entry in call.inputs),
             kept_results=tuple((number[entry], first, end) for entry, first, end in call.kept_results),
         )
-        for call in calls
-    ]
+
     sizes, born, died = replay.size[entries], replay.born[entries], replay.died[entries]
     part = replace(replay, size=sizes, born=born, died=died, restored_until=replay.restored_until[entries])
-    return part, numbered
+    return part, list(map(numbered, calls))
 
 
 def _freed_in_backward(replay: Replay, entries: Sequence[int]) -> Bytes:
@@ -260,7 +261,7 @@ def kept_by_containers(
             if outermost.first < replay.born[entry] <= outermost.end:
                 until[entry] = max(until.get(entry, 0), call.backward_ends)
                 others = savers.setdefault(entry, set(replay.saved_in.get(entry, ("",))))
-                others -= {fqn for fqn in others if any(is_within(fqn, block) for block in call.blocks)}
+                others -= {fqn for fqn in others if is_within(fqn, *call.blocks)}
     return until, {entry for entry, others in savers.items() if not others}
 
 
@@ -313,7 +314,7 @@ def _with_statistics(replay: Replay, norms: Sequence[str], call: SavedByCall, in
             (replay.role[below] == SAVED) & (replay.born[below] > call.first) & (replay.born[below] <= call.end)
         ]
         n_bytes += sum(sizes)
-        if len(saved) and not any(is_within(fqn, other) for other in inside):
+        if len(saved) and not is_within(fqn, *inside):
             until = int(replay.died[saved].max())
             copies += [(call.backward_begins, until, size) for size in sizes if size > COUNTER_BYTES]
     if not n_bytes:
@@ -324,7 +325,7 @@ def _with_statistics(replay: Replay, norms: Sequence[str], call: SavedByCall, in
 
 def norms_below(graph: ModelGraph, blocks: Sequence[str]) -> list[str]:
     """Norms with running statistics in `blocks`."""
-    return [name for name in graph.norms if any(is_within(name, fqn) for fqn in blocks)]
+    return [name for name in graph.norms if is_within(name, *blocks)]
 
 
 def results_unknown(replay: Replay, save_ops: Iterable[str]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from explorer.plan.memory.ledger import Bytes, cells_of, ledger
 from explorer.plan.memory.next_step import next_step
-from explorer.plan.names import Fqns, above, is_within, lineage
+from explorer.plan.names import Fqns, above, is_within, nearest_around
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.calls import SavedByCall, calls_of, only_of, results_unknown, saved_by_calls, stash_bytes
 from explorer.plan.predict.changes import Simulation, joined, nest_of, simulate, units_around
@@ -126,13 +126,13 @@ def _freed_bytes(
 ) -> dict[str, int]:
     """Bytes freed in each block by `border`, the end of forward, minus the generator state of its checkpoints."""
     replay, outer, freed = simulation.replay, units_around(policy), dict[str, int]()
-    keeps = {
-        unit.blocks[0]: simulation.nest.stash_bytes * sum(call.first <= border < call.backward_ends for call in calls)
-        for unit, calls in calls_of_units.items()
-        if len(unit.blocks) == 1  # a segment is run by the container around it
-    }
-    every = {unit: joined([call.entries for call in calls]) for unit, calls in calls_of_units.items()}
-    away = {unit: entries[simulation.away[entries]] for unit, entries in every.items()}
+    keeps, away = dict[str, int](), dict[Unit, Bytes]()
+    for unit, calls in calls_of_units.items():
+        entries = joined([call.entries for call in calls])
+        away[unit] = entries[simulation.away[entries]]
+        if len(unit.blocks) == 1:  # a segment is run by the container around it
+            n_waiting = sum(call.first <= border < call.backward_ends for call in calls)
+            keeps[unit.blocks[0]] = simulation.nest.stash_bytes * n_waiting
     for unit, calls in calls_of_units.items():
         entries = away[(unit, *outer[unit])[-1]]
         alone = not outer[unit] and len(unit.blocks) == 1  # then all entries belong to the block
@@ -201,7 +201,7 @@ def prices(
         for fqn in dict.fromkeys(fqns)
         if fqn
         and fqn not in holders
-        and not any(other in unit_of for other in lineage(fqn))
+        and nearest_around(fqn, unit_of) is None
         and not run_again_by_the_model(Policy.recompute([fqn]), graph)
     ]
     return tuple(price for price in priced if price is not None)

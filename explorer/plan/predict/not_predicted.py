@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NoReturn
 
 from msgspec.structs import replace
 
 from explorer.errors import BadInput
-from explorer.plan.names import innermost, is_within, listed, some, written_results
+from explorer.plan.names import innermost, is_within, listed, overlaps, some, written_results
 from explorer.plan.predict.changes import units_around
 from explorer.plan.sizes import mib
 from explorer.record.allocations import PhaseSpan
@@ -45,7 +45,7 @@ def run_again_by_the_model(policy: Policy, graph: ModelGraph | None) -> str:
     The recorded step then shows part of what such a unit saves and runs again: not even its FLOPs are known.
     """
     blocks = graph.checkpointed_by_itself if graph else ()
-    units = {fqn for fqn in policy.blocks for block in blocks if is_within(fqn, block) or is_within(block, fqn)}
+    units = {fqn for fqn in policy.blocks if overlaps(fqn, *blocks)}
     if not units:
         return ""
     return (
@@ -97,7 +97,7 @@ def _overlap(policy: Policy) -> bool:
 
 def approximate(policy: Policy, graph: ModelGraph | None, run: Measurement | None = None) -> str:
     """A sentence on blocks whose rerun holds memory that no forecast from `run` includes; empty if there are none."""
-    twice = tuple(fqn for fqn in _passed_twice(run) if any(is_within(fqn, unit) for unit in policy.blocks))
+    twice = tuple(fqn for fqn in _passed_twice(run) if is_within(fqn, *policy.blocks))
     if twice:
         return (
             f"The predicted peak is approximate: the step runs backward more than once through {some(twice)}, and no "
@@ -105,9 +105,7 @@ def approximate(policy: Policy, graph: ModelGraph | None, run: Measurement | Non
         )
     blocks = () if graph is None else graph.blocks
     holding = innermost(
-        block.fqn
-        for block in blocks
-        if "keeps_graph" in block.traits and any(is_within(block.fqn, fqn) for fqn in policy.blocks)
+        block.fqn for block in blocks if "keeps_graph" in block.traits and is_within(block.fqn, *policy.blocks)
     )
     if not holding:
         return ""
@@ -135,11 +133,9 @@ def _passed_twice(run: Measurement | None) -> tuple[str, ...]:
             before = span.phase
     log, twice = run.allocations, set[int]()
     for several in (spans for spans in backwards if len(spans) > 1):
-        blocks = [
-            {block for block, born in zip(log.block, log.born) if span.first_tick <= born < span.end_tick}
-            for span in several
-        ]
-        times = Counter(block for passed in blocks for block in passed)
+        times = Counter[int]()
+        for span in several:
+            times.update({block for block, born in zip(log.block, log.born) if span.first_tick <= born < span.end_tick})
         twice |= {block for block, n in times.items() if n > 1}
     return tuple(filter(None, (log.blocks[block] for block in sorted(twice))))
 
@@ -190,7 +186,7 @@ def contradiction(
 
 def _reasons(run: Measurement, graph: ModelGraph, baseline: Measurement | None) -> Iterator[str]:
     policy = run.spec.policy
-    again = [block for block in graph.blocks if any(is_within(block.fqn, fqn) for fqn in policy.blocks)]
+    again = [block for block in graph.blocks if is_within(block.fqn, *policy.blocks)]
     caches = [block.fqn for block in again if "keeps_cache" in block.traits]
     if caches:
         yield f"{listed(caches)} is handed a cache, which its recompute fills a second time"
@@ -217,7 +213,6 @@ def _births(run: Measurement) -> int:
     log = run.allocations
     if log is None:
         return 0
-    spans = [(span.first_tick, span.end_tick) for span in run.phases if span.phase == "forward"]
-    return sum(
-        bool(log.ops[op]) and any(first <= born < end for first, end in spans) for born, op in zip(log.born, log.op)
-    )
+    spans = [range(span.first_tick, span.end_tick) for span in run.phases if span.phase == "forward"]
+    ticks = set(chain(*spans))
+    return sum(bool(log.ops[op]) and born in ticks for born, op in zip(log.born, log.op))

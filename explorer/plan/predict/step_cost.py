@@ -124,7 +124,7 @@ def stops_in(graph: ModelGraph | None, unit: Unit) -> str:
 def stops_inside(graph: ModelGraph | None, unit: Unit, child: Unit) -> bool:
     """True if the last tensor that `unit` saves is saved in its inner unit `child`."""
     stop = stops_in(graph, unit)
-    return bool(stop) and any(is_within(stop, fqn) for fqn in child.blocks)
+    return bool(stop) and is_within(stop, *child.blocks)
 
 
 def _stop_of(graph: ModelGraph | None, unit: Unit, inside: Iterable[Unit], policy: Policy) -> Unit | None:
@@ -348,8 +348,9 @@ def with_equal_times(measurement: Measurement, graph: ModelGraph) -> Measurement
 
 
 def _mean(equal: list[MeasuredBlock]) -> dict[str, object]:
-    ops = {op for block in equal for op in block.operator_ms} if all(block.operator_ms for block in equal) else ()
+    tables = [block.operator_ms for block in equal]
+    ops = {op for table in tables for op in table} if all(tables) else ()
     return {
         "forward": Samples(ms=(fmean(block.forward.median_ms or 0.0 for block in equal),)),
-        "operator_ms": {op: fmean(block.operator_ms.get(op, 0.0) for block in equal) for op in sorted(ops)},
+        "operator_ms": {op: fmean(table.get(op, 0.0) for table in tables) for op in sorted(ops)},
     }

@@ -6,6 +6,7 @@ What depends on the whole policy is computed by view/report/replay.js, which rep
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from explorer.plan.names import Fqns
 from explorer.plan.predict.baseline import keep_all_from
@@ -168,13 +169,12 @@ def _call_tables(replay: Replay, graph: ModelGraph, unit: Unit) -> tuple[CallTab
     calls = calls_of(replay, graph, unit, OPTIONS)
     norms = norms_below(graph, unit.blocks) if any(call.copies for call in calls) else []
     # As if all other norms were recomputed inside the unit: the copies of one norm are left.
-    of_norm = {
-        norm: calls_of(replay, graph, unit, OPTIONS, [other for other in norms if other != norm]) for norm in norms
-    }
-    return tuple(
-        _call_table(replay, call, [(norm, *copy) for norm, same in of_norm.items() for copy in same[i].copies])
-        for i, call in enumerate(calls)
-    )
+    copies: list[list[tuple[str, int, int, int]]] = [[] for _ in calls]
+    for norm in norms:
+        others = [other for other in norms if other != norm]
+        for of_call, call in zip(copies, calls_of(replay, graph, unit, OPTIONS, others)):
+            of_call += [(norm, *copy) for copy in call.copies]
+    return tuple(map(partial(_call_table, replay), calls, copies))
 
 
 def _call_table(replay: Replay, call: SavedByCall, copies: Iterable[tuple[str, int, int, int]]) -> CallTable:

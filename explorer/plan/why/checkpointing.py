@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from explorer.plan.memory.reruns import self_checkpointing
-from explorer.plan.names import above, is_within, lineage, listed, outermost, some
+from explorer.plan.names import above, in_columns, is_within, lineage, listed, outermost, overlaps, some
 from explorer.record.checkpointing import CheckpointRegion, OwnCheckpointing
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
@@ -119,12 +119,8 @@ def untrained(run: Measurement) -> str:
 
 def checkpointing_lines(run: Measurement) -> list[str]:
     """Table and sentence as lines of text; empty if there is nothing to say."""
-    rows = checkpointing_rows(run)
-    lines = ["Checkpointing by the model itself:"] if rows else []
-    if rows:
-        texts = [list(rows[0]), *([str(cell) for cell in row.values()] for row in rows)]
-        widths = [max(len(text[i]) for text in texts) for i in range(len(texts[0]))]
-        lines += ["  " + "  ".join(map(str.ljust, text, widths)).rstrip() for text in texts]
+    table = [f"  {line}" for line in in_columns(checkpointing_rows(run))]
+    lines = ["Checkpointing by the model itself:", *table] if table else []
     return [*lines, *filter(None, [untrained(run), stacked(run)])]
 
 
@@ -142,7 +138,7 @@ def stacked(run: Measurement) -> str:
     units = run.spec.policy.blocks
 
     def is_stacked(fqn: str, n_calls: int) -> bool:
-        is_in_unit = any(is_within(fqn, unit) or is_within(unit, fqn) for unit in units)
+        is_in_unit = overlaps(fqn, *units)
         return is_in_unit or (fqn in run.by_fqn and n_calls > max(1, run.by_fqn[fqn].n_forward))
 
     again = tuple(fqn for fqn, n_calls in calls.items() if is_stacked(fqn, n_calls))
@@ -167,11 +163,11 @@ def _units(run: Measurement, checkpoints: OwnCheckpointing, graph: ModelGraph | 
             unit.reentrant |= region.reentrant
     again = self_checkpointing(run)
     for fqn, times in again.items():
-        if not any(is_within(fqn, unit) or is_within(unit, fqn) for unit in units):
+        if not overlaps(fqn, *units):
             units[fqn] = _Unit(n_again=times)
     checkpointed = list(units)
     for fqn in _idle_switches(checkpoints):
-        if not any(is_within(unit, fqn) or is_within(fqn, unit) for unit in checkpointed):
+        if not overlaps(fqn, *checkpointed):
             units.setdefault(fqn, _Unit())
     for fqn, alike in _kept_though_alike(checkpointed, called, graph):
         units.setdefault(fqn, _Unit()).alike = alike
@@ -182,7 +178,7 @@ def _units(run: Measurement, checkpoints: OwnCheckpointing, graph: ModelGraph | 
 def _covered(region: CheckpointRegion, called: Sequence[str]) -> tuple[str, ...]:
     """The blocks of a region: the caller if everything that the caller calls lies inside."""
     inside = [fqn for fqn in called if fqn != region.caller and is_within(fqn, region.caller)]
-    is_whole = all(any(is_within(fqn, block) for block in region.blocks) for fqn in inside)
+    is_whole = all(is_within(fqn, *region.blocks) for fqn in inside)
     return (region.caller,) if is_whole or not region.blocks else region.blocks
 
 
@@ -205,14 +201,14 @@ def _kept_though_alike(
     lists = {family(fqn) for fqn in units if fqn.rpartition(".")[2].isdigit()}
     for parent in lists:
         members = [fqn for fqn in called if fqn.rpartition(".")[2].isdigit() and family(fqn) == parent]
-        kept = [fqn for fqn in members if not any(is_within(unit, fqn) or is_within(fqn, unit) for unit in units)]
+        kept = [fqn for fqn in members if not overlaps(fqn, *units)]
         for fqn in kept:
             yield fqn, f"{len(members) - len(kept)} of {len(members)}"
 
 
 def _row(fqn: str, unit: _Unit, checkpoints: OwnCheckpointing) -> Row:
     switch = next((switch for name in lineage(fqn) for switch in checkpoints.switches if switch.block == name), None)
-    in_eval = any(is_within(fqn, block) for block in checkpoints.in_eval) or (switch is not None and not switch.trains)
+    in_eval = is_within(fqn, *checkpoints.in_eval) or (switch is not None and not switch.trains)
     without = sum(is_within(name, fqn) for name in checkpoints.without_gradient)
     state = "none"
     if switch is not None:

@@ -212,7 +212,7 @@ def _hazards(comparison: Comparison, fired: Sequence[Hazard], causes_seen: str) 
         blocks = [block for block in hazard.blocks if not re.search(rf"(?<![\w.]){re.escape(block)}\b", causes_seen)]
         around = [*blocks, *(unit for unit in comparison.candidate.spec.policy.blocks for block in blocks
                              if is_within(block, unit))]  # fmt: skip
-        differs = any(is_within(name, block) for name in wrong for block in around)
+        differs = any(is_within(name, *around) for name in wrong)
         unseen = wrong and any(not any(is_within(name, block) for name in names) for block in blocks)
         if hazard.severity != "note" and (differs or unseen):
             yield f"Known before the run: {hazard.sentence}"

@@ -241,7 +241,7 @@ def _kept_activations(case: PeakCase) -> str:
         return ""
     saved: dict[str, int] = {}
     for cell in case.new.cells:
-        if cell.role == "saved activation" and not any(is_within(cell.block, fqn) for fqn in case.named):
+        if cell.role == "saved activation" and not is_within(cell.block, *case.named):
             block = toggled_block(cell.block, case.graph) or cell.place
             saved[block] = saved.get(block, 0) + cell.n_bytes
     if not saved:
