@@ -102,7 +102,7 @@ def _python(path: Path) -> Recognized:
         tree = ast.parse(read_text(source_path(str(path)), LARGEST_SOURCE))
     except (UnreadableFile, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise BadInput(f"{path} cannot be read as Python: {message_of(error)}.") from error
-    classes, functions = _module_classes(tree), _factories(tree)
+    classes, functions = _module_classes(tree), _factories(tree) or _made_models(tree)
     member = next((name for name in (*functions, *classes) if name), "")
     if (line := _training_line(tree)) is not None:
         otherwise = f"checkpoint-explorer run {path}"
@@ -115,7 +115,8 @@ def _python(path: Path) -> Recognized:
     if member in functions:
         only = "" if others else "only "
         target = str(path) if member == "build" else f"{path}:{member}"  # `build` is found without its name
-        return _model(target, f"{path} is taken for a model, made by its {only}function {member}.", otherwise)
+        how = f"made by its {only}function {member}" if _factories(tree) else f"the object {member} that it makes"
+        return _model(target, f"{path} is taken for a model, {how}.", otherwise)
     if member:
         choice = f"its class {member}, the last that no other class builds; besides: {listed(others)}"
         choice = choice if others else f"its only class {member}"
@@ -193,6 +194,19 @@ def _factories(tree: ast.Module) -> list[str]:
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     usual = [name for name in _FACTORIES if name in functions]
     return usual or [name for name in functions if name.startswith(("build_", "make_", "create_"))][:1]
+
+
+def _made_models(tree: ast.Module) -> list[str]:
+    """Names of models that the file makes, the last first: of a class of its own, else of `nn.Linear` or its like."""
+    classes = _module_classes(tree)
+    names = []
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call):
+            *place, called = ast.unparse(statement.value.func).split(".")
+            is_layer = place[-1:] == ["nn"] and called[:1].isupper() and not called.endswith("Loss")
+            if called in classes or (is_layer and not classes):
+                names += [target.id for target in statement.targets if isinstance(target, ast.Name)]
+    return names[::-1]
 
 
 def _data(path: Path) -> Recognized:

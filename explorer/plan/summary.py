@@ -47,6 +47,8 @@ LOWERED_BY = {
     "input": "a smaller batch lowers them",
 }
 """What lowers the roles that no policy does."""
+LESS = 0.75
+"""Share of the peak to fit in, where recompute lowers nothing and no other budget is known."""
 STATES = 4
 FULL = 0.5
 """Share of the machine's memory above which a model's step is predicted and not run."""
@@ -127,7 +129,7 @@ def summarize(run: Measurement, *, name: str, card: Card | None = None) -> Summa
         no_change=_fixed(held) or no_change,
         caveats=tuple(peak_caveats(run)),
         failure="" if run.failure is None else run.failure.sentence,
-        next=_next_command(run.spec, name, changes),
+        next=_next_command(run, name, changes),
     )
 
 
@@ -170,10 +172,8 @@ def _fixed(held: dict[str, int]) -> str:
     if 2 * sum(fixed.values()) <= sum(held.values()):
         return ""
     largest = max(fixed, key=fixed.__getitem__)
-    return (
-        f"No policy lowers {mib(sum(fixed.values()))} of the peak, of it {mib(fixed[largest])} {PLURAL.get(largest)}: "  # type: ignore[call-overload]
-        f"{LOWERED_BY[largest]}."
-    )
+    most = f"the largest part {PLURAL.get(largest)} ({mib(fixed[largest])})"  # type: ignore[call-overload]
+    return f"Recompute cannot lower {mib(sum(fixed.values()))} of the peak, {most}: {LOWERED_BY[largest]}."
 
 
 def _changes(step: Measurement) -> tuple[tuple[Change, ...], str]:
@@ -204,9 +204,13 @@ def _change(plan: Plan) -> Change:
     )
 
 
-def _next_command(spec: RunSpec, name: str, changes: tuple[Change, ...]) -> str:
-    """The command that writes the policy of the largest change, else the page of the run."""
+def _next_command(run: Measurement, name: str, changes: tuple[Change, ...]) -> str:
+    """The command that writes the policy of the largest change; without a change, the one that tries other levers."""
+    spec, peak = run.spec, run.step_peak_bytes
     source = shlex.join([name, *_options(spec)]) if name == spec.model.target else shlex.quote(name)
+    if not changes and peak is not None and run.graph is not None:
+        budget = mib(int(LESS * peak)).replace(" ", "").replace(",", "")
+        return f"checkpoint-explorer fit {source} --budget {budget}"
     if not changes:
         return f"checkpoint-explorer {source} --html report.html"
     budget = mib_up(changes[-1].peak_bytes).replace(" ", "").replace(",", "")

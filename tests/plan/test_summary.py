@@ -11,7 +11,7 @@ from explorer.plan.summary import LOWERED_BY, _fixed
 @pytest.mark.parametrize("role", LOWERED_BY)
 def test_the_largest_role_that_no_policy_lowers_is_named_with_what_does(role: str) -> None:
     text = _fixed({role: 700 << 20, "saved activation": 300 << 20, **{r: 1 << 20 for r in LOWERED_BY if r != role}})
-    assert f"700.0 MiB {PLURAL[role]}: {LOWERED_BY[role]}" in text  # type: ignore[index]
+    assert f"{PLURAL[role]} (700.0 MiB): {LOWERED_BY[role]}" in text  # type: ignore[index]
     assert "704.0 MiB of the peak" in text
 
 
