@@ -245,7 +245,7 @@ class Planner:
         asked, least = mib(wish.budget_bytes or 0), mib_up(quick.step_peak_bytes)
         allowed = f"+{100 * (wish.more_time or 0.0):g} % time"
         return BadInput(
-            f"No policy that was found needs at most {asked} and {allowed}: within {asked} the cheapest takes "
+            f"No policy found needs at most {asked} and {allowed}: within {asked} the cheapest takes "
             f"{more_time:+.1f} %, and within {allowed} the least peak is {least}.",
             hint=f"Ask for {least}, or for +{math.ceil(more_time)} % time.",
         )

@@ -21,7 +21,7 @@ SLIDER_FOLLOWS = "A slider over the cheapest plans follows here."
 START = "Type a budget, or drag the slider: the graph follows with the cheapest policy."
 EMPTY = "The cheapest plans follow once a baseline is measured and nothing else is under way."
 NO_RECORDED_PLAN = "No plan of the recorded run keeps this; ask again once this machine has measured the model."
-BEST = "The cheapest policy that was found for this peak."
+BEST = "The cheapest policy found for this peak."
 KEEP_ALL = "Keeping everything meets this; nothing has to be recomputed."
 AS_GOOD = "No plan found is faster at this peak."
 
@@ -49,9 +49,12 @@ def outside_blocks(graph: ModelGraph) -> str:
     )
 
 
+OTHER_CHANGES = "The tab Budget has other changes that may."
+
+
 def nothing_saves(graph: ModelGraph | None) -> str:
     where = outside_blocks(graph) if graph else ""
-    return f"No policy that was found needs less memory than keeping everything. {where}".strip()
+    return f"No policy found needs less memory than keeping everything. {where} {OTHER_CHANGES}".replace("  ", " ")
 
 
 def certificate(plan: Plan) -> tuple[str, str]:
