@@ -8,9 +8,12 @@ import re
 import socket
 import urllib.request
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 import pytest
 
+from explorer.record import ModelRef, Policy, RunSpec
+from explorer.ui.session.address import to_query
 from explorer.view.drawing.colours import CURSOR
 from tests.browser.measured import ANSWERED, confirm_marks, stacks_when_narrow
 from tests.browser.served import Served
@@ -82,9 +85,12 @@ REST_LONG = (
 DRAWN = """() => {
     const roots = [...document.querySelectorAll("*")].map((e) => e.shadowRoot).filter(Boolean)
     const texts = (selector) => roots.flatMap((root) => [...root.querySelectorAll(selector)].map((e) => e.innerText))
-    const sentences = [...document.querySelectorAll('.st-key-top [data-testid="stMarkdown"] p')]
+    const sentences = [...document.querySelectorAll('.st-key-top [data-testid="stMarkdown"] p, .st-key-budget_line p')]
     const seen = sentences.filter((p) => p.offsetParent).map((p) => [p.innerText, p.querySelectorAll("strong").length])
-    return [texts(".figure"), texts(".row .line"), seen]
+    const bottom = document.querySelector('[data-testid="stBottomBlockContainer"]')
+    const alerts = [...bottom.querySelectorAll('[data-testid="stAlert"], .desk-danger')]
+    const dangers = alerts.filter((e) => e.offsetParent).map((e) => e.innerText.split("\\n").at(-1)).filter(Boolean)
+    return [texts(".figure"), texts(".row .line"), seen, dangers]
 }"""
 """Figures, labels and sentence, as a reader sees them."""
 LINES = """() => {
@@ -118,6 +124,23 @@ def test_a_click_is_answered_before_streamlit_is_told_and_the_rerun_agrees(explo
     }""")
     page.get_by_role("button", name="Redo").wait_for()
     assert settled(page).evaluate(DRAWN) == before, "what the route drew in between is drawn over"
+    page.reload()
+
+
+def test_a_known_danger_is_written_and_taken_back_before_streamlit_is_told(page: Page, app: Served, tiny: str) -> None:
+    spec = RunSpec(model=ModelRef(target=tiny), policy=Policy(preserve_rng_state=False))
+    page.goto(f"{app.url}?{urlencode(to_query(spec))}")
+    page.get_by_text("Measured with everything kept.").wait_for()
+    settled(page).evaluate(REST_LONG)
+    tell, told = page.locator(".figure .value").first, page.get_by_test_id("stAlert").get_by_text("Known before")
+    for button, n_on in (("Recompute all", 4), ("Keep all", 0)):
+        page.locator('[data-id="layers"]').get_by_role("button", name=button).click()
+        confirm_marks(page, f"{n_on} of 4 blocks")
+        answered = page.evaluate(DRAWN)
+        assert bool(answered[-1]) == bool(n_on) != bool(told.count()), "Streamlit has drawn nothing yet"
+        tell.click()
+        told.first.wait_for(state="visible" if n_on else "detached")
+        assert settled(page).evaluate(DRAWN) == answered
     page.reload()
 
 

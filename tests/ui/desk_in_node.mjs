@@ -24,7 +24,7 @@ function world() {
       const question = JSON.parse(body)
       fetches.push({ question, done, early: random(2) ? answerTo(question) : undefined }) // before the next rerun, or behind it
     }),
-    document: { querySelector: () => null },
+    document: { querySelector: () => null, createElement: () => ({ style: {}, remove() {} }) },
   }
   const home = {}
   new Function("globalThis", ...Object.keys(fake), source)(home, ...Object.values(fake))
@@ -58,7 +58,7 @@ function world() {
     const on = new Set(question.place === undefined ? question.on : PLANS[question.place])
     if (question.place !== undefined) flip(on, question.on)
     const known = Math.max(keys.known, question.known)
-    return { on: [...on], cells: { known, on }, sentence: "", line: null }
+    return { on: [...on], cells: { known, on }, sentence: "", danger: "", line: null }
   }
   const hooks = {
     seq: () => v.seq,

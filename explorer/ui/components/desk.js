@@ -13,7 +13,12 @@ const REST_MS = 200
 const LOOK_MS = 300 // between two looks whether the chart is there, or another in its place
 const PLOT = ".st-key-first .js-plotly-plot"
 const SENTENCE = '.st-key-top [data-testid="stMarkdown"] p'
-const MARKDOWN = /:(\w+)-badge\[:material\/(\w+): ([^\]]*)\]|\*\*((?:\\.|[^*\\])*)\*\*|((?:\\.|[^\\*:]|:(?!\w+-badge\[))+)/g
+const BUDGET = '.st-key-budget_line [data-testid="stMarkdown"] p'
+const TAKE = ".st-key-take_better"
+const BAR = ".st-key-bar" // the buttons that run and download the policy
+const ALERT = '[data-testid="stBottomBlockContainer"] [data-testid="stAlert"]'
+const MARKDOWN =
+  /:(\w+)-badge\[:material\/(\w+): ([^\]]*)\]|:(\w+)\[((?:\\.|[^\]\\])*)\]|\*\*((?:\\.|[^*\\])*)\*\*|((?:\\.|[^\\*:]|:(?!\w+(?:-badge)?\[))+)/g
 const ICON = "display:inline-block;font-family:'Material Symbols Rounded';user-select:none;vertical-align:bottom"
 const SVG = "http://www.w3.org/2000/svg"
 
@@ -26,7 +31,7 @@ function makeDesk() {
   let rest = 0
   let line = null // of the drawn policy
   let look = 0
-  let sentence = null // of the last answer, in the place of Streamlit's, which is hidden meanwhile
+  const covers = [] // what an answer wrote, each with Streamlit's element in its place, which is hidden meanwhile
 
   async function ask() {
     const asked = number
@@ -44,29 +49,45 @@ function makeDesk() {
 
   function draw(answer, seq) {
     desk.strip?.(answer.cells)
-    write(answer.sentence)
+    restore()
+    write(SENTENCE, answer.sentence)
+    if (answer.budget) write(BUDGET, answer.budget)
+    cover(document.querySelector(TAKE), document.createElement("i")) // it takes a plan that beats the policy before
+    warn(answer.danger)
     desk.graph.draw(answer, seq)
     line = answer.line
     drawLine()
   }
 
   // Streamlit's own element stays as Streamlit knows it: what is changed in it would stay where Streamlit sees no change.
-  function write(markdown) {
-    restore()
-    const old = document.querySelector(SENTENCE)
+  function write(place, markdown) {
+    const old = document.querySelector(place)
     if (!old?.firstChild?.style) return
     const copy = old.cloneNode(false)
     copy.append(old.firstChild.cloneNode(false))
     copy.firstChild.append(...[...markdown.matchAll(MARKDOWN)].map((match) => words(match, desk.colours)))
     old.after(copy)
-    old.style.display = "none"
-    sentence = { old, copy }
+    cover(old, copy)
+  }
+  // A known hazard, beside the buttons that run and download the policy.
+  function warn(danger) {
+    const [bar, old] = [document.querySelector(BAR), document.querySelector(ALERT)]
+    const copy = document.createElement("div")
+    copy.textContent = danger.replaceAll(/\\(.)/g, "$1")
+    copy.className = "desk-danger"
+    if (danger) Object.assign(copy.style, { padding: "16px", borderRadius: "8px", ...tint("red", desk.colours) })
+    bar?.before(copy)
+    cover(old, copy)
+  }
+  function cover(old, copy) {
+    if (old) old.style.display = "none"
+    covers.push({ old, copy })
   }
   function restore() {
-    if (!sentence) return
-    sentence.copy.remove()
-    sentence.old.style.display = ""
-    sentence = null
+    for (const { old, copy } of covers.splice(0)) {
+      copy.remove()
+      if (old) old.style.display = ""
+    }
   }
 
   // The line lies over Plotly's chart, which takes a tenth of a second to draw itself and does not know of the line.
@@ -144,17 +165,22 @@ function makeDesk() {
 }
 
 // Badges, bold words and escaped text, as Streamlit draws them; text reaches the page through textContent alone.
-function words([, colour, icon, badge, bold, plain], colours) {
+function words([, colour, icon, badge, hue, tinted, bold, plain], colours) {
   const make = (tag, text) => Object.assign(document.createElement(tag), { textContent: text.replaceAll(/\\(.)/g, "$1") })
   if (bold !== undefined) return make("strong", bold)
   if (plain !== undefined) return plain.replaceAll(/\\(.)/g, "$1")
+  if (hue !== undefined) return Object.assign(make("span", tinted), { style: `color:${tint(hue, colours).color}` })
   const [made, sign] = [make("span", ` ${badge}`), make("span", icon)]
   made.className = "stMarkdownBadge"
-  const of = (name) => colours.getPropertyValue(`--st-${colour}-${name}-color`)
-  made.style.cssText = `background-color:${of("background")};color:${of("text")};font-size:0.875rem`
+  Object.assign(made.style, { fontSize: "0.875rem", ...tint(colour, colours) })
   sign.style.cssText = ICON
   made.prepend(sign)
   return made
+}
+
+function tint(colour, colours) {
+  const of = (name) => colours.getPropertyValue(`--st-${colour}-${name}-color`)
+  return { backgroundColor: of("background"), color: of("text") }
 }
 
 function overlay({ xaxis, yaxis }, area, { x, heights, peak, label, colour }) {

@@ -300,15 +300,29 @@ def _line(state: ExploreState, view: View, forecast: Forecast) -> None:
     elif budget.job is not None:
         small_text(f":material/hourglass_top: {escape(words.SEARCHING.format(budget.text))}")
     else:
-        sentence, meaning = standing(state, view, front, forecast)
-        looks = f" {words.search_progress(len(search.plans), search.n_expected)}" if search.running else ""
-        text = f"{sentence}{looks}" or escape(search.none_because or words.EMPTY)
+        text, meaning = _policy_line(state, view, front, forecast)
         with st.container(horizontal=True, gap="small", vertical_alignment="center", key="budget_line"):
             small_text(text, help=meaning)
             best = better_point(state, view, front, forecast)
             if best is not None and view.graph is not None and not search.running:
                 take = partial(draw_plan, state, view.graph, best.plan)
                 st.button("Take it", key="take_better", type="tertiary", icon=":material/check:", on_click=take)
+
+
+def policy_line(state: ExploreState, view: View, forecast: Forecast) -> str | None:
+    """The line below the slider as Markdown; None if the line is about the planner's work."""
+    if state.budget.none_because or state.budget.job is not None:
+        return None
+    return _policy_line(state, view, points(state, view, search_of(view)), forecast)[0]
+
+
+def _policy_line(
+    state: ExploreState, view: View, front: tuple[PlanPoint, ...], forecast: Forecast
+) -> tuple[str, str | None]:
+    search = search_of(view)
+    sentence, meaning = standing(state, view, front, forecast)
+    looks = f" {words.search_progress(len(search.plans), search.n_expected)}" if search.running else ""
+    return f"{sentence}{looks}" or escape(search.none_because or words.EMPTY), meaning
 
 
 def standing(

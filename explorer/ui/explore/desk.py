@@ -9,6 +9,7 @@ the `Keys` that the last rerun froze, and no object of a session: it runs in a t
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import asdict, dataclass
 
 from msgspec.structs import replace
@@ -23,12 +24,12 @@ from explorer.record.run import RunSpec
 from explorer.ui.components import Cell
 from explorer.ui.explore import work
 from explorer.ui.explore.blocks import facts_of, paint_of
-from explorer.ui.explore.budget import SliderPlans
+from explorer.ui.explore.budget import SliderPlans, policy_line
 from explorer.ui.explore.headline import Drawn, cells, freshness_line
 from explorer.ui.explore.headline import answer as answer_sentence
 from explorer.ui.explore.memory import line_of
 from explorer.ui.explore.view import View, drawn_graph, predicted, predicted_presets, view_of, worth_recomputing
-from explorer.ui.explore.work import ExploreState
+from explorer.ui.explore.work import Budget, ExploreState
 from explorer.ui.session.page_job import PageJob
 from explorer.ui.session.repository import Recent
 from explorer.ui.session.window import of_cookie
@@ -99,6 +100,7 @@ class Keys:
     graph: ModelGraph
     drawing: Layout
     slider: SliderPlans
+    budget: Budget
 
 
 _keys: Recent[Keys] = Recent(64)
@@ -120,6 +122,7 @@ def freeze(state: ExploreState, graph: ModelGraph, drawing: Layout, slider: Slid
         graph=graph,
         drawing=drawing,
         slider=slider,
+        budget=dataclasses.replace(state.budget),
     )
     _keys.add(draft.widget, keys)
 
@@ -159,7 +162,7 @@ def answer(keys: Keys, policy: Policy) -> dict[str, object] | None:
     """What the browser draws for `policy`, as a rerun with `keys` would draw it; None if the model was read since."""
     draft = Draft(spec=replace(keys.spec, policy=policy), predict=keys.predict)
     state = ExploreState(draft=draft, baseline=keys.baseline, shown=keys.shown, tick=keys.tick, timeline=keys.timeline)
-    state.job = PageJob(id=keys.job)
+    state.job, state.budget = PageJob(id=keys.job), dataclasses.replace(keys.budget)
     graph = drawn_graph(state)
     if graph is None or graph.fingerprint != keys.graph.fingerprint:
         return None
@@ -169,6 +172,7 @@ def answer(keys: Keys, policy: Policy) -> dict[str, object] | None:
         "on": policy.blocks,
         "sentence": desk.sentence,
         "cells": [asdict(cell) for cell in desk.cells],
+        "budget": policy_line(state, desk.view, desk.forecast),
         "danger": desk.danger,
         "line": desk.line and desk.line._asdict(),
     }

@@ -76,6 +76,7 @@ def check(at: AppTest, answered: dict[str, Any] | None) -> None:
     for name in ("labels", "segments", "actions", "line"):
         assert answered[name] == data[name], name
     assert f":small[{answered['sentence']}]" in [element.value for element in at.markdown]
+    assert answered["budget"] is None or f":small[{answered['budget']}]" in [element.value for element in at.markdown]
     dangers = [element.value for element in at.error]
     assert dangers in ([], [answered["danger"], f"This policy is not safe. {answered['danger']}"])
     assert bool(dangers) == bool(answered["danger"])
