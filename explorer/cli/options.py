@@ -109,7 +109,7 @@ class StepOptions(ConditionOptions):
         Literal["own", "float32", "float64", "bfloat16", "float16"],
         in_step(help="Of parameters and floating inputs; own: as the model is built."),
     ] = "own"
-    optimizer: Annotated[Literal["adamw", "sgd", "none"], in_step(help="none: backward only.")] = "adamw"
+    optimizer: Annotated[Literal["adamw", "sgd", "adamw8bit", "none"], in_step(help="none: backward only.")] = "adamw"
     optimizer_form: Annotated[
         Literal["default", "for-loop", "foreach", "fused"], in_step(help="How torch computes it, as by foreach=True.")
     ] = "default"

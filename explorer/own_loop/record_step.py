@@ -146,7 +146,7 @@ class RecordedRun:
         """
         from explorer.plan.budget_text import parse_budget
         from explorer.plan.card.cards import parse_card
-        from explorer.plan.levers import table_text
+        from explorer.plan.lever_text import table_text
         from explorer.plan.recorded_fit import recorded_fit
 
         run, limit_bytes = self.measurement, None

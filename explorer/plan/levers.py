@@ -1,7 +1,7 @@
-"""Levers that lower the peak of a step: how each changes the step and the user's script, and how rows of them rank.
+"""Levers that lower the peak of a step: how each changes the step, and how rows of them rank.
 
 Nothing here computes the bytes of a lever. engine/compare/fit.py plays each changed step and judges it by real steps.
-`summary.py` has the changes of a recorded step, which cannot be played.
+`lever_text.py` has their words and lines for a script; `summary.py` the changes of a recorded step.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from msgspec.structs import replace
 
 from explorer.plan.card.cards import LARGEST_CARD, capacity_bytes
 from explorer.plan.card.step_on_card import memory_on
-from explorer.plan.names import in_columns, some
 from explorer.plan.planners.confirm import within_bytes
-from explorer.plan.sizes import mib
 from explorer.record.card import Card
 from explorer.record.fit import Effect, Fit, LeverRow, PlayedStep
 from explorer.record.graph import Lora
@@ -29,7 +27,6 @@ RECOMPUTE = "recompute"
 ATTENTION = "attn_implementation"
 """Argument of a factory, and setting of a Hugging Face configuration, that chooses the attention."""
 SDPA = "sdpa"
-MINUS = "\N{MINUS SIGN}"
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 
 
@@ -48,6 +45,10 @@ class Parts(NamedTuple):
     """The line that calls the last layer, or why its output cannot be made in chunks."""
 
 
+_FORMS = ("adamw", "sgd")
+"""Optimizers of torch, with its forms."""
+
+
 class Lever(NamedTuple):
     """A change of a step. `change` returns None for a step that the lever does not change."""
 
@@ -62,19 +63,23 @@ class Lever(NamedTuple):
 
 def _for_loop(spec: RunSpec, parts: Parts) -> RunSpec | None:
     default_is_foreach = spec.optimizer_form == "default" and (spec.card is not None or spec.device == "cuda")
-    if spec.optimizer == "none" or not (default_is_foreach or spec.optimizer_form == "foreach"):
+    if spec.optimizer not in _FORMS or not (default_is_foreach or spec.optimizer_form == "foreach"):
         return None
     return replace(spec, optimizer_form="for-loop")
 
 
 def _fused(spec: RunSpec, parts: Parts) -> RunSpec | None:
-    if spec.optimizer == "none" or spec.optimizer_form == "fused":
+    if spec.optimizer not in _FORMS or spec.optimizer_form == "fused":
         return None
     return replace(spec, optimizer_form="fused")
 
 
 def _sgd(spec: RunSpec, parts: Parts) -> RunSpec | None:
     return replace(spec, optimizer="sgd") if spec.optimizer == "adamw" else None
+
+
+def _adamw_8bit(spec: RunSpec, parts: Parts) -> RunSpec | None:
+    return replace(spec, optimizer="adamw8bit") if spec.optimizer == "adamw" else None
 
 
 def _accumulate(spec: RunSpec, parts: Parts) -> RunSpec | None:
@@ -120,6 +125,7 @@ LEVERS = (
     Lever("foreach", "optimizer", "optimizer with foreach=False", _for_loop, "{optimizer}, foreach=False)"),
     Lever("fused", "optimizer", "optimizer with fused=True", _fused, "{optimizer}, fused=True)"),
     Lever("sgd", "optimizer", "SGD instead of AdamW", _sgd, "{optimizer})"),
+    Lever("adamw8bit", "optimizer", "AdamW with moments in 8 bits", _adamw_8bit, "{optimizer})"),
     Lever(
         "accumulate",
         "batch",
@@ -167,10 +173,6 @@ LEVERS = (
     ),
 )
 BY_KEY = {lever.key: lever for lever in LEVERS}
-_OPTIMIZERS = {
-    "adamw": "torch.optim.AdamW(model.parameters(), lr=lr",
-    "sgd": "torch.optim.SGD(model.parameters(), lr=lr",
-}
 
 
 def levers_for(spec: RunSpec, parts: Parts) -> Iterator[tuple[Lever, RunSpec]]:
@@ -294,103 +296,3 @@ def bitwise_only(fit: Fit) -> Fit:
     rows = tuple(row for row in fit.rows if row.judgement.effect == "bitwise")
     combined = tuple(row for row in fit.combinations if row.judgement.effect == "bitwise")
     return replace(fit, rows=rows, combinations=combined)
-
-
-def title(row: LeverRow) -> str:
-    """`SGD instead of AdamW + recompute h.0, h.1`."""
-    return " + ".join(_title(key, row.step.spec) for key in row.levers)
-
-
-def _title(key: str, spec: RunSpec) -> str:
-    if key != RECOMPUTE:
-        return BY_KEY[key].title
-    return f"recompute {some(tuple(dict.fromkeys(spec.policy.blocks))) or 'no block'}"
-
-
-def row_cells(row: LeverRow, as_is: PlayedStep) -> dict[str, str]:
-    """The row of a table: figures by their heading."""
-    step = row.step
-    on_card = {} if step.reserved_bytes is None else {"reserved": mib(step.reserved_bytes)}
-    ratio = price(step, as_is)
-    return {
-        "lever": title(row),
-        "peak": mib(_peak_bytes(step)),
-        **on_card,
-        "saved": mib(as_is.needed_bytes - step.needed_bytes),
-        "FLOPs": "not counted" if ratio == math.inf else f"{ratio - 1:+.1%}".replace("%", " %").replace("-", MINUS),
-        "fits": "yes" if step.fits else "no",
-        "gradients": _effect_text(row),
-    }
-
-
-def _peak_bytes(step: PlayedStep) -> int:
-    return step.step_peak_bytes if step.allocated_bytes is None else step.allocated_bytes
-
-
-def _effect_text(row: LeverRow) -> str:
-    judgement = row.judgement
-    if judgement.effect in ("bitwise", "not judged") or judgement.distance is None:
-        return judgement.effect
-    return f"{judgement.effect}, {judgement.distance:.0e} of a norm"
-
-
-def table_text(fit: Fit) -> str:
-    """The step as it is, the rows in columns, and the line of each row for the user's script."""
-    lines = [f"As it is: {as_is_text(fit)}"]
-    lines += in_columns([row_cells(row, fit.as_is) for row in fit.rows])
-    lines += [line for row in fit.rows for line in script_lines(row)]
-    return "\n".join([*lines, *(f"Left out: {each.lever}. {each.reason}" for each in fit.left_out)])
-
-
-def as_is_text(fit: Fit) -> str:
-    """`217.0 MiB, which does not fit in 150.0 MiB`."""
-    step, card = fit.as_is, fit.as_is.spec.card
-    peak = mib(_peak_bytes(step))
-    if step.reserved_bytes is not None:
-        peak += f" of tensors, {mib(step.reserved_bytes)} reserved"
-    rooms = [] if fit.budget_bytes is None else [mib(fit.budget_bytes)]
-    rooms += [] if card is None else [f"{card.name} ({mib(capacity_bytes(card))} for the allocator)"]
-    return f"{peak}, which {'fits' if step.fits else 'does not fit'} in {' and '.join(rooms) or 'this machine'}"
-
-
-def judged_text(fit: Fit) -> str:
-    """The step that was run to judge."""
-    if fit.as_is.spec.model.is_recorded:
-        return "nothing: a recorded step is not run again"
-    if fit.judged_on is None:
-        return "nothing: no size of the model can be run here in a few seconds"
-    model = fit.judged_on.model
-    size = f" of size {model.size}" if model.size else ""
-    arguments = "".join(f", {name}={value}" for name, value in model.arguments.items())
-    same = fit.judged_on.model == fit.as_is.spec.model
-    return f"two real steps of {'the same model' if same else model.target + size + arguments} on this CPU"
-
-
-def script_lines(row: LeverRow) -> tuple[str, ...]:
-    """The lines of the user's script that switch the levers of a row on."""
-    spec = row.step.spec
-    optimizer = f"optimizer = {_OPTIMIZERS.get(spec.optimizer, '')}"
-    device = "cuda" if spec.card is not None else spec.device
-    target = spec.model.target
-    factory = "AutoModel.from_pretrained" if target.startswith("hf:") else target.partition(":")[2] or "build"
-    words = {"optimizer": optimizer, "device": device, "n": spec.n_accumulation, "factory": factory}
-    words["last"] = spec.chunked_layer
-    words["frozen"] = tuple(f"{name}." for name in spec.frozen)
-    if spec.lora is not None:
-        words |= {"rank": spec.lora.rank, "targets": spec.lora.targets}
-    lines = []
-    for key in row.levers:
-        if key == RECOMPUTE:
-            lines.append(f"explorer.apply_policy(model, {_policy_code(spec.policy)})")
-        else:
-            lines.append(BY_KEY[key].line.format_map(words))
-    return tuple(lines)
-
-
-def _policy_code(policy: Policy) -> str:
-    """The policy as an expression of Python; a plan changes no option of a policy."""
-    if all(unit.action == "recompute" for unit in policy.units):
-        names = [unit.blocks[0] if len(unit.blocks) == 1 else unit.blocks for unit in policy.units]
-        return f"explorer.Policy.recompute({names})"
-    units = [f"explorer.Unit(blocks={u.blocks}, action={u.action!r}, save_ops={u.save_ops})" for u in policy.units]
-    return f"explorer.Policy(units=[{', '.join(units)}])"

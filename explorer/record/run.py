@@ -78,8 +78,8 @@ class PipelinePlan(Record):
 
 
 Device = Literal["cpu", "cuda"]
-Optimizer = Literal["adamw", "sgd", "none"]
-"""`none`: backward only, nothing is stepped."""
+Optimizer = Literal["adamw", "sgd", "adamw8bit", "none"]
+"""`adamw8bit`: moments in 8 bits, as in bitsandbytes. `none`: backward only, nothing is stepped."""
 OptimizerForm = Literal["default", "for-loop", "foreach", "fused"]
 """How torch computes the optimizer's step: one parameter after the other, all at once, or in one kernel."""
 N_REPEATS = 3

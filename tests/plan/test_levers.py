@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.plan import levers
+from explorer.plan import lever_text, levers
 from explorer.record.fit import Fit, Judgement, LeverRow, PlayedStep
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy, Unit
@@ -115,7 +115,7 @@ def test_levers_together_are_the_changes_one_after_the_other() -> None:
 def test_the_line_of_the_attention_names_the_factory() -> None:
     for target, call in (("hf:LlamaConfig", "AutoModel.from_pretrained"), ("nets.py:gpt", "gpt"), ("nets.py", "build")):
         step = PlayedStep(spec=RunSpec(model=ModelRef(target=target)), step_peak_bytes=1)
-        (line,) = levers.script_lines(LeverRow(levers=("attention",), step=step))
+        (line,) = lever_text.script_lines(LeverRow(levers=("attention",), step=step))
         assert line == f'model = {call}(attn_implementation="sdpa")'
 
 
@@ -125,7 +125,7 @@ def test_the_line_of_a_policy_is_the_policy() -> None:
     for units in ((Unit(blocks=("a",)), Unit(blocks=("b", "c"))), (Unit(blocks=("a",), action="offload"),)):
         spec = levers.under(SPEC, (levers.RECOMPUTE,), levers.Parts(), Policy(units=units))
         row = LeverRow(levers=(levers.RECOMPUTE,), step=PlayedStep(spec=spec, step_peak_bytes=1))
-        (line,) = levers.script_lines(row)
+        (line,) = lever_text.script_lines(row)
         code = line.removeprefix("explorer.apply_policy(model, ").removesuffix(")")
         assert eval(code, {"explorer": explorer}) == spec.policy
 

@@ -17,7 +17,7 @@ from explorer.cli.worker import ask, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import FindFit
 from explorer.jobs.run_file import step_in
-from explorer.plan import levers
+from explorer.plan import lever_text, levers
 from explorer.plan.card.cards import parse_card
 from explorer.plan.recorded_fit import recorded_fit
 from explorer.record.base import to_plain
@@ -67,10 +67,10 @@ def _document(fit: Fit) -> dict[str, object]:
     def row(row: LeverRow) -> dict[str, object]:
         ratio = levers.price(row.step, fit.as_is)
         derived = {
-            "title": levers.title(row),
+            "title": lever_text.title(row),
             "saved_bytes": fit.as_is.needed_bytes - row.step.needed_bytes,
             "flop_ratio": None if row.step.total_flops is None else ratio,
-            "script": list(levers.script_lines(row)),
+            "script": list(lever_text.script_lines(row)),
         }
         return {**derived, **to_plain(row)}
 
@@ -79,21 +79,21 @@ def _document(fit: Fit) -> dict[str, object]:
 
 
 def _print(console: Console, fit: Fit) -> None:
-    print_lines([("As it is", levers.as_is_text(fit))], console)
+    print_lines([("As it is", lever_text.as_is_text(fit))], console)
     for heading, rows in (("Single levers", fit.rows), ("Together", fit.combinations)):
         if rows:
             console.print(f"\n[bold]{heading}[/]")
-            console.print(table_of(levers.row_cells(row, fit.as_is) for row in rows))
+            console.print(table_of(lever_text.row_cells(row, fit.as_is) for row in rows))
     if not fit.rows:
         console.print("\nNo lever is left to show.")
     for row in (*fit.rows, *fit.combinations):
-        console.print(f"[bold]{escape(levers.title(row))}[/]")
-        for line in levers.script_lines(row):
+        console.print(f"[bold]{escape(lever_text.title(row))}[/]")
+        for line in lever_text.script_lines(row):
             console.print(f"    {escape(line)}")
         if row.judgement.reason:
             console.print(f"    [dim]{escape(row.judgement.reason)}[/]")
     console.print()
-    print_lines([("Judged on", levers.judged_text(fit))], console)
+    print_lines([("Judged on", lever_text.judged_text(fit))], console)
     print_lines([("Logits", fit.logits)] if fit.logits else [], console)
     print_lines([("Left out", f"{row.lever}: {row.reason}") for row in fit.left_out], console)
     print_lines([("Note", warning) for warning in fit.warnings], console)

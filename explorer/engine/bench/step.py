@@ -222,7 +222,7 @@ def torch_device(spec: RunSpec) -> torch.device:
 
 
 def build_optimizer(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer | None:
-    """torch's AdamW or SGD in the form of the spec; None for backward only.
+    """torch's AdamW or SGD in the form of the spec, or AdamW in 8 bits; None for backward only.
 
     By default a step for a card takes `foreach`, as torch does on CUDA: all parameters' temporaries are alive at once.
     """
@@ -236,6 +236,10 @@ def build_optimizer(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer | 
     if spec.optimizer == "adamw":
         refuse_sparse_under_adamw(model)
         return torch.optim.AdamW(parameters, lr=spec.learning_rate, foreach=foreach, fused=fused)
+    if spec.optimizer == "adamw8bit":
+        from explorer.engine.bench.adamw_8bit import AdamW8bit  # an operator is registered once, and late
+
+        return AdamW8bit(parameters, spec.learning_rate)
     if spec.optimizer == "sgd":
         rate, momentum = spec.learning_rate, spec.momentum
         return torch.optim.SGD(parameters, lr=rate, momentum=momentum, foreach=foreach, fused=fused)

@@ -31,7 +31,7 @@ from explorer.engine.model.loaded import types_of
 from explorer.engine.model.loss_chunks import logits_of
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
 from explorer.errors import BadInput, Cancelled, ExplorerError, TimedOut, message_of
-from explorer.plan import levers
+from explorer.plan import lever_text, levers
 from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.names import listed
 from explorer.plan.planners.confirm import confirmed, within_bytes
@@ -151,7 +151,7 @@ class Player:
         reason = "It saves nothing here."
         if less > 0:
             reason = f"Tensors take {mib(less)} less at the peak, and the allocator reserves no less."
-        return LeftOut(lever=levers.title(row), reason=reason)
+        return LeftOut(lever=lever_text.title(row), reason=reason)
 
     def _recomputed(self, run: Measurement) -> Measurement:
         """A step like `run` under the cheapest policy within the limit; the least peak if none is, or if `run` is."""
@@ -266,7 +266,7 @@ class Judge:
         """`row` with what comparing real steps found; why nothing was judged where they cannot run."""
         if self._small is None:
             return replace(row, judgement=Judgement(reason=NO_SIZE))
-        self._report(Progress(what=f"judging {levers.title(row)}", done=0, total=0))
+        self._report(Progress(what=f"judging {lever_text.title(row)}", done=0, total=0))
         try:
             return replace(row, judgement=self._judgement(self._small, row))
         except (Cancelled, TimedOut):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from explorer.errors import InvalidPlan
+from explorer.errors import BadInput, InvalidPlan
 from explorer.pipeline.plan.actions import stage_ranks
 from explorer.pipeline.plan.clock import forecast
 from explorer.pipeline.plan.schedules import rows_of
@@ -43,6 +43,8 @@ def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> Pla
 
 def state_bytes(spec: RunSpec, trained_bytes: int) -> int:
     """Bytes of optimizer state for parameters of `trained_bytes`: two moments (AdamW), one (SGD with momentum)."""
+    if spec.optimizer == "adamw8bit":
+        raise BadInput("The stages of a pipeline have no price for moments in 8 bits.", hint="Choose adamw or sgd.")
     n_copies = {"adamw": 2, "sgd": 1 if spec.momentum else 0, "none": 0}[spec.optimizer]
     return n_copies * trained_bytes
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import streamlit as st
 
 from explorer.jobs.protocol import FindFit
-from explorer.plan import levers
+from explorer.plan import lever_text, levers
 from explorer.record.fit import Fit
 from explorer.ui.explore import work
 from explorer.ui.explore.work import ExploreState
@@ -48,20 +48,20 @@ def fit_panel(state: ExploreState) -> None:
         return
     if (fit.as_is.spec, fit.budget_bytes) != (spec, budget_bytes):
         small_text(Freshness.STALE)
-    st.text(f"As it is: {levers.as_is_text(fit)}")
+    st.text(f"As it is: {lever_text.as_is_text(fit)}")
     _rows(levers.bitwise_only(fit) if bitwise else fit)
     for row in fit.left_out:
         small_text(f"Left out: {row.lever}. {row.reason}")
 
 
 def _rows(fit: Fit) -> None:
-    rows = {levers.title(row): row for row in (*fit.rows, *fit.combinations)}
+    rows = {lever_text.title(row): row for row in (*fit.rows, *fit.combinations)}
     if not rows:
         st.caption("No lever is left to show.")
         return
-    frame([levers.row_cells(row, fit.as_is) for row in rows.values()], key="fit_rows", alt=VIEW)
+    frame([lever_text.row_cells(row, fit.as_is) for row in rows.values()], key="fit_rows", alt=VIEW)
     chosen = rows[st.selectbox("How to switch it on", list(rows), key="fit_lever") or next(iter(rows))]
-    st.code("\n".join(levers.script_lines(chosen)), language="python", wrap_lines=True)
+    st.code("\n".join(lever_text.script_lines(chosen)), language="python", wrap_lines=True)
     if chosen.judgement.reason:
         st.text(chosen.judgement.reason)
-    small_text(f"Judged on {levers.judged_text(fit)}")
+    small_text(f"Judged on {lever_text.judged_text(fit)}")

@@ -35,7 +35,7 @@ SIZE_WIDTH = 110
 CHOICES: dict[str, tuple[Any, ...]] = {
     "dtype": ("own", "float32", "float64", "bfloat16", "float16"),
     "autocast": ("none", "bfloat16", "float16"),
-    "optimizer": ("adamw", "sgd", "none"),
+    "optimizer": ("adamw", "sgd", "adamw8bit", "none"),
     "mode": ("train", "eval"),
 }
 SPLITS: dict[str, tuple[DataParallel, bool]] = {

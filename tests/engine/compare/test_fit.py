@@ -41,12 +41,16 @@ MOST_TICKS = 12
 
 
 def tensors_peak(run: Measurement) -> int:
-    """The peak without what a convolution's kernel takes and returns inside: no step without data knows of it."""
+    """The peak without what a convolution takes and returns inside, and the parts of an update in 8 bits.
+
+    No step without data knows of them. A GPU's kernel takes nothing for the update.
+    """
     log = run.allocations
     assert log is not None
     line = [0] * (log.n_ticks + 2)
     for n_bytes, born, died, op in zip(log.n_bytes, log.born, log.died, log.op):
-        if "convolution" in log.ops[op] and 0 < died - born < MOST_TICKS:
+        is_of_kernel = "convolution" in log.ops[op] and 0 < died - born < MOST_TICKS
+        if is_of_kernel or "adamw_8bit" in log.ops[op]:
             continue
         line[born] += n_bytes
         line[died if 0 < died <= log.n_ticks else log.n_ticks + 1] -= n_bytes
@@ -70,7 +74,8 @@ def test_a_lever_holds_what_its_play_said(name: str, lever: levers.Lever) -> Non
     played, measured = measure_without_data(changed), measure(changed)
     assert measured.failure is None
     assert played.step_peak_bytes == pytest.approx(tensors_peak(measured), rel=1e-3)
-    assert name == "resnet" or tensors_peak(measured) == measured.step_peak_bytes
+    has_kernels = name == "resnet" or changed.optimizer == "adamw8bit"
+    assert has_kernels or tensors_peak(measured) == measured.step_peak_bytes
     assert played.total_flops == measured.total_flops
 
 

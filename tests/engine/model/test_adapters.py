@@ -14,7 +14,7 @@ from explorer.engine.model.adapters import add_adapters, parts_of
 from explorer.engine.model.conditions import freeze
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import BadInput
-from explorer.plan import levers
+from explorer.plan import lever_text
 from explorer.record.fit import LeverRow, PlayedStep
 from explorer.record.graph import Lora, ModelRef
 from explorer.record.policy import Policy, Unit
@@ -105,7 +105,7 @@ def test_the_line_for_a_script_freezes_what_the_lever_freezes(kind: type[nn.Modu
     model, by_line = kind(), kind()
     spec = RunSpec(model=ModelRef(target="nets.py"), frozen=parts_of(model, has_attention=False).all_but_last)
     freeze(model, spec.frozen)
-    (line,) = levers.script_lines(LeverRow(levers=("freeze",), step=PlayedStep(spec=spec, step_peak_bytes=1)))
+    (line,) = lever_text.script_lines(LeverRow(levers=("freeze",), step=PlayedStep(spec=spec, step_peak_bytes=1)))
     exec(line, {"model": by_line})
     trained = [{name for name, p in each.named_parameters() if p.requires_grad} for each in (model, by_line)]
     assert trained[0] == trained[1] and len(trained[0]) == 2
@@ -114,7 +114,7 @@ def test_the_line_for_a_script_freezes_what_the_lever_freezes(kind: type[nn.Modu
 def test_the_line_for_a_script_names_the_layers_that_are_adapted() -> None:
     lora = Lora(targets=parts_of(Net(), has_attention=False).linears)
     spec = RunSpec(model=ModelRef(target="nets.py"), lora=lora)
-    (line,) = levers.script_lines(LeverRow(levers=("lora",), step=PlayedStep(spec=spec, step_peak_bytes=1)))
+    (line,) = lever_text.script_lines(LeverRow(levers=("lora",), step=PlayedStep(spec=spec, step_peak_bytes=1)))
     assert 'peft.LoraConfig(r=8, target_modules=r"body\\.layers\\.\\d+")' in line
 
 

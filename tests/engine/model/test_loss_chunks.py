@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.model.loss_chunks import in_chunks, logits_of
-from explorer.plan import levers
+from explorer.plan import lever_text
 from explorer.record.fit import LeverRow, PlayedStep
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
@@ -51,7 +51,7 @@ def test_chunks_of_unequal_length_have_the_loss_and_the_gradients_of_the_whole(l
 def test_the_line_for_a_script_is_the_loss_of_the_lever() -> None:
     loaded = loaded_of(Net())
     spec = RunSpec(model=loaded.ref, chunked_layer="head")
-    (line,) = levers.script_lines(LeverRow(levers=("chunks",), step=PlayedStep(spec=spec, step_peak_bytes=1)))
+    (line,) = lever_text.script_lines(LeverRow(levers=("chunks",), step=PlayedStep(spec=spec, step_peak_bytes=1)))
     names = {"checkpoint": checkpoint, "loss_of": F.cross_entropy, "model": loaded.model, "targets": loaded.targets}
     names["hidden"] = loaded.model.body(loaded.inputs).relu()
     exec(line, names)
