@@ -16,7 +16,7 @@ from explorer.plan.memory.ledger import Bytes, cells_of, ledger
 from explorer.plan.memory.next_step import next_step
 from explorer.plan.names import Fqns, above, is_within, nearest_around
 from explorer.plan.predict.baseline import keep_all_from
-from explorer.plan.predict.calls import SavedByCall, calls_of, only_of, results_unknown, saved_by_calls, stash_bytes
+from explorer.plan.predict.calls import SavedByCall, calls_of, only_of, results_unknown, stash_bytes
 from explorer.plan.predict.changes import Simulation, joined, nest_of, simulate, units_around
 from explorer.plan.predict.not_predicted import not_covered, not_predicted, run_again_by_the_model
 from explorer.plan.predict.predicted_step import predicted_step
@@ -208,14 +208,14 @@ def prices(
 
 
 def _if_recomputed(measurement: Measurement, replay: Replay, fqn: str, graph: ModelGraph | None) -> Price | None:
-    policy = measurement.spec.policy
-    calls = saved_by_calls(replay, (fqn,), stops_early=policy.stops_early)
+    unit = Unit(blocks=(fqn,))
+    policy = msgspec.structs.replace(measurement.spec.policy, units=(unit,))
+    calls = calls_of(replay, graph, unit, policy)
     if not any(len(call.entries) for call in calls) or fqn not in measurement.by_fqn:
         return None
     part, calls = only_of(replay, calls)
-    unit = Policy.recompute([fqn])
-    # Without the generator state of its checkpoints, or "stays" would read "+4.9 KiB".
-    peak = simulate(part, nest_of(unit, {unit.units[0]: calls}, graph, stash_bytes=0), None).peak_bytes
+    nest = nest_of(policy, {unit: calls}, graph, stash_bytes=stash_bytes(measurement, policy))
+    peak = simulate(part, nest, None).peak_bytes
     flops = rerun_flops(measurement, graph, (fqn,), policy)
     return _price(measurement, (fqn,), "recompute", peak - int(replay.line.max()), flops)
 

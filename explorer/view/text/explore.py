@@ -207,8 +207,7 @@ class Freshness(StrEnum):
         "Choose blocks, then press **Predict**."
     )
     PREDICTED_FRESH = (
-        ":violet-badge[:material/visibility: predicted] Played without data: everything kept, and the policy that is "
-        "drawn."
+        ":violet-badge[:material/visibility: predicted] Played without data: everything kept, and this policy."
     )
     PREDICTED_STALE = (
         ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from explorer.engine.bench.measure import measure
 from explorer.engine.model.describe import describe
+from explorer.plan.catalogue import recorded_sample
 from explorer.plan.memory.ledger import in_place, ledger
 from explorer.plan.predict.calls import RNG_STATE_BYTES
 from explorer.plan.predict.changes import Simulation, simulate
 from explorer.plan.predict.forecaster import Forecaster, prices, prices_of_keeping
 from explorer.plan.predict.replay import Replay
-from explorer.record import Calls, Measurement, ModelRef, Policy, RunSpec
+from explorer.record import Calls, Measurement, ModelRef, Policy, RunSpec, Unit
 from explorer.record.plan import Forecast
 from tests.engine.tiny_nets import ref
 from tests.graphs import block as graph_block
@@ -210,11 +211,22 @@ def test_the_predicted_peak_is_that_of_the_toggled_run(chain: Chain, data: st.Da
 @given(chains)
 def test_a_price_is_the_peak_of_a_forecast(chain: Chain) -> None:
     """Prices look at a unit's own entries alone, a forecast at all of them."""
-    run = measured(chain)
-    forecaster = Forecaster(run)
-    for price in prices(run):
-        policy = Policy.recompute(price.blocks, preserve_rng_state=False)
-        assert price.peak_bytes == forecaster.peak_bytes(policy)
+    for run in (measured(chain), drawing_nothing(measured(chain))):
+        forecaster, options = Forecaster(run), run.spec.policy
+        for price in prices(run):
+            policy = msgspec.structs.replace(options, units=(Unit(blocks=price.blocks),))
+            assert price.peak_bytes == forecaster.peak_bytes(policy)
+
+
+@pytest.mark.parametrize("sample", ["gpt", "mlp", "moe", "recurrent", "resnet", "tied_lm", "unet", "vit"])
+def test_the_price_of_each_block_of_a_sample_is_the_peak_of_its_forecast(sample: str) -> None:
+    """Generator states and copies of running statistics included: the page shows both figures beside each other."""
+    recorded = recorded_sample(ModelRef(target=f"sample_models/{sample}.py", size="small"))
+    assert recorded is not None
+    run, graph = recorded.run, recorded.run.graph
+    forecaster = Forecaster(run, graph)
+    changes = {price.blocks: price.peak_bytes for price in prices(run, graph=graph)}
+    assert changes and changes == {blocks: forecaster.peak_bytes(Policy.recompute(blocks)) for blocks in changes}
 
 
 def test_a_price_is_simulated_on_as_few_entries_in_a_long_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +246,7 @@ def test_a_price_is_simulated_on_as_few_entries_in_a_long_model(monkeypatch: pyt
 
 
 def test_a_block_at_the_peak_frees_its_saved_bytes_exactly() -> None:
-    run = measured()
+    run = drawing_nothing(measured())
     (price,) = prices(run, ["layers.1"])
     assert price.peak_bytes == measured(recompute=[1]).step_peak_bytes
     assert price.peak_change_bytes == -14 * MIB
@@ -260,7 +272,7 @@ def test_blocks_inside_a_unit_have_no_price_of_their_own() -> None:
 
 def test_a_shared_block_is_priced_call_by_call() -> None:
     """Three calls of one block: each call's bytes are away between its own forward and its own backward."""
-    run = measured(Chain(n_blocks=3))
+    run = drawing_nothing(measured(Chain(n_blocks=3)))
     log = run.allocations
     shared = msgspec.structs.replace(log, blocks=tuple(re.sub(r"layers\.\d", "cell", fqn) for fqn in log.blocks))
     cost = msgspec.structs.replace(run.by_fqn["layers.0"], fqn="cell", n_forward=3)
