@@ -28,6 +28,7 @@ from explorer.pipeline.plan.actions import Action, Rows, stage_ranks
 from explorer.pipeline.plan.clock import is_checkpointed
 from explorer.pipeline.plan.schedules import rows_of
 from explorer.pipeline.record.step import Stage
+from explorer.plan.names import is_within
 from explorer.record.failure import is_out_of_memory
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import PipelinePlan, RunSpec
@@ -109,13 +110,10 @@ class Pipeline:
 
     def buffers(self, stages: set[int]) -> dict[str, Tensor]:
         """Buffers of the modules that run in `stages`, by full name."""
-        tops = {step.target for part in self.parts if part.stage in stages for step in part.steps}
-        tops |= {path for part in self.parts if part.stage in stages for step in part.steps for path in step.paths}
-        return {
-            name: buffer
-            for name, buffer in self.trainee.model.named_buffers()
-            if any(isinstance(top, str) and (name == top or name.startswith(f"{top}.")) for top in tops)
-        }
+        steps = [step for part in self.parts if part.stage in stages for step in part.steps]
+        tops = {step.target for step in steps if isinstance(step.target, str)}
+        tops.update(*(step.paths for step in steps))
+        return {name: buffer for name, buffer in self.trainee.model.named_buffers() if is_within(name, *tops)}
 
     def partial_gradients(self, stages: Collection[int]) -> dict[tuple[str, int], Tensor | None]:
         """By (full name, stage), sums over microbatches. Tied parameters have several stages."""
@@ -176,10 +174,14 @@ def build(spec: RunSpec, loaded: Loaded | None = None, *, chain: tuple[str, ...]
         module = next(module for module in modules if unit.blocks[0] in module.part.blocks)
         segment = segment_of(trainee.model, unit, spec.policy, module.part.steps)
         module.segments[segment.index] = segment
-    leaves = [(tuple(leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)), y) for x, y in batches]
+    leaves = [(_tensors(inputs), targets) for inputs, targets in batches]
     owners = _untie(trainee.model, modules)
     initial = {name: buffer.detach().clone() for name, buffer in trainee.model.named_buffers()}
     return Pipeline(spec, plan, rows, trainee, tape, parts, modules, leaves, owners, rng, policy, initial)
+
+
+def _tensors(inputs: object) -> tuple[Tensor, ...]:
+    return tuple(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
 
 
 def _recorded(trainee: Trainee, microbatch: object, chain: tuple[str, ...], n_microbatches: int) -> Tape:

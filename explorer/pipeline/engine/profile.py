@@ -15,7 +15,8 @@ from collections.abc import Collection, Hashable, Sequence
 from functools import partial
 from itertools import groupby
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
+from torch import nn
 
 from explorer.engine.bench.measure import Meter
 from explorer.engine.bench.step import split
@@ -69,7 +70,7 @@ def profile_blocks(
             recomputed, overhead = pricing.alike(Policy.recompute(again), ROUNDS[1])
             chosen = pricing.special(replace(spec.policy, units=units))
         overhead = _mean(kept_overhead, overhead)
-        gradients = [sum(p.nbytes for p in module.parameters() if p.requires_grad) for module in pipeline.modules]
+        gradients = [_gradient_bytes(module) for module in pipeline.modules]
         sent = [sum(meta.n_bytes for meta in part.metas_out) for part in pipeline.parts]
         last = len(groups) - 1
         return PipelineProfile(
@@ -144,10 +145,9 @@ class _Pricing:
         if not actions:
             return {}
         first_of_kind: dict[Hashable, int] = {}
-        kinds = tuple(
-            first_of_kind.setdefault((kind, tuple(actions.get(fqn) for fqn in group)), j)
-            for j, (kind, group) in enumerate(zip(self.survey.kinds, self._groups, strict=True))
-        )
+        pairs = zip(self.survey.kinds, self._groups, strict=True)
+        keys = ((kind, *map(actions.get, group)) for kind, group in pairs)
+        kinds = tuple(first_of_kind.setdefault(key, j) for j, key in enumerate(keys))
         stretches = [j for j, group in enumerate(self._groups) if actions.keys() & set(group)]
         surveyed = dataclasses.replace(self.survey, kinds=kinds)
         samples = surveyed.samples(kinds[j] for j in stretches)
@@ -186,7 +186,7 @@ class _Pricing:
 
 def _longest_run(kinds: Sequence[int]) -> range:
     """Stretches to compare with one stage of the same stretches: some equal ones, else all but the first."""
-    runs = [[j for j, _ in run] for kind, run in groupby(enumerate(kinds), key=lambda pair: pair[1]) if kind]
+    runs = [list(run) for kind, run in groupby(range(len(kinds)), key=kinds.__getitem__) if kind]
     longest = max(runs, key=len, default=[])
     if len(longest) > 2:
         return range(longest[0], longest[0] + min(len(longest), MOST_IN_ONE))
@@ -205,11 +205,13 @@ def _joint_ms(fine: StageBench, long: StageBench | None, span: range, kind: str)
     return min(saved / (len(single) - 1), statistics.mean(single) / 2)
 
 
+def _gradient_bytes(module: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
+
+
 def _mean(*overheads: StageOverhead) -> StageOverhead:
-    fields = StageOverhead.__struct_fields__
-    return StageOverhead(
-        **{name: statistics.mean(getattr(overhead, name) for overhead in overheads) for name in fields}
-    )
+    columns = zip(*map(astuple, overheads))
+    return StageOverhead(**dict(zip(StageOverhead.__struct_fields__, map(statistics.mean, columns))))
 
 
 def _without(overhead: StageOverhead, cost: ActionCost) -> ActionCost:

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 
 from torch import Tensor
 
@@ -156,8 +157,8 @@ def _hooks(
 
 def _one_by_one(n_stages: int) -> Rows:
     """Rows that run one microbatch after the other. Forwards follow backwards, as in most of a schedule."""
-    order = [(kind, i) for i in range(N_MICROBATCHES) for kind in "FB"]
-    return tuple(tuple(Action(stage, kind, i) for kind, i in order) for stage in range(n_stages))
+    order = list(product(range(N_MICROBATCHES), "FB"))
+    return tuple(tuple(Action(stage, kind, i) for i, kind in order) for stage in range(n_stages))
 
 
 @dataclass
@@ -192,22 +193,17 @@ def _signature(memory: RankMemory) -> Hashable:
 def _make(module: StageModule) -> Hashable:
     """The make of a stage: its parts and shapes. Two stages of one make do the same work."""
     part = module.part
-    steps = tuple(
-        (
-            step.grad,
-            step.random,
-            tuple(
-                (name, type(inner), inner.training, inner.extra_repr())
-                for name, inner in module.get_submodule(step.target.replace(".", "/")).named_modules()
-            )
-            if isinstance(step.target, str)
-            else step.target,
-        )
-        for step in part.steps
-    )
+    steps = tuple((step.grad, step.random, _target(module, step.target)) for step in part.steps)
     tensors = (*module.parameters(), *module.buffers())
     shapes = tuple((tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in tensors)
     return steps, shapes, (bool(part.stage), part.is_last, _shapes(part.metas_in), _shapes(part.metas_out))
+
+
+def _target(module: StageModule, target: object) -> Hashable:
+    if not isinstance(target, str):
+        return target
+    modules = module.get_submodule(target.replace(".", "/")).named_modules()
+    return tuple((name, type(inner), inner.training, inner.extra_repr()) for name, inner in modules)
 
 
 def _shapes(metas: Iterable[Meta]) -> Hashable:

@@ -31,6 +31,7 @@ from explorer.engine.state.rng import generators_of
 from explorer.errors import InvalidPlan
 from explorer.pipeline.engine.microbatches import START, KeyedRng
 from explorer.pipeline.engine.tape import Meta, Path, Step, Tape, Value
+from explorer.plan.names import is_within
 from explorer.record.policy import Policy, Unit
 from explorer.record.run import PipelinePlan
 
@@ -210,7 +211,7 @@ def divide_policy(model: nn.Module, policy: Policy, plan: PipelinePlan) -> tuple
     wide = [unit for unit in policy.units if len(unit.blocks) > 1 and set(unit.blocks) & set(stage_of)]
     faults = [f"{'+'.join(unit.blocks)} is cut" for unit in wide if len(set(map(stage_of.get, unit.blocks))) > 1]
     for unit in policy.units:
-        inside = [fqn for fqn in stage_of if any(fqn.startswith(f"{top}.") if top else True for top in unit.blocks)]
+        inside = [fqn for fqn in stage_of if fqn not in unit.blocks and is_within(fqn, *unit.blocks)]
         if inside:
             faults.append(f"{'+'.join(unit.blocks) or 'the model'} holds {len(inside)} blocks of the stages")
     if faults:

@@ -42,7 +42,7 @@ def schedule_for(
     if rows is not None:
         runtime = private(SCHEDULES, "_PipelineScheduleRuntime")(stages, **settings)
         action = private(SCHEDULES, "_Action").from_str
-        order = {rank: [action(str(cell)) for cell in row] for rank, row in enumerate(rows)}
+        order = {rank: list(map(action, map(str, row))) for rank, row in enumerate(rows)}
         private(SCHEDULES, "_PipelineScheduleRuntime._prepare_schedule_with_comms")(runtime, order)
         return runtime
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class

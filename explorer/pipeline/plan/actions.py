@@ -67,7 +67,7 @@ def parse_rows(rows: Iterable[Sequence[str]]) -> Rows:
 
 def format_rows(rows: Rows) -> tuple[tuple[str, ...], ...]:
     """The text of every action, as PipelinePlan.actions holds it."""
-    return tuple(tuple(str(action) for action in row) for row in rows)
+    return tuple(tuple(map(str, row)) for row in rows)
 
 
 def to_csv(rows: Rows) -> str:
@@ -119,11 +119,10 @@ def execution_order(rows: Rows) -> list[Action]:
     while todo:
         ready = [rank for rank, row in todo.items() if not _missing(row[-1], done, n_stages)]
         if not ready:
-            stuck = (
-                f"rank {rank} waits at {row[-1]} for "
-                + " and ".join(str(Action(*triple)) for triple in _missing(row[-1], done, n_stages))
-                for rank, row in todo.items()
-            )
+            stuck = []
+            for rank, row in todo.items():
+                missing = " and ".join(str(Action(*triple)) for triple in _missing(row[-1], done, n_stages))
+                stuck.append(f"rank {rank} waits at {row[-1]} for {missing}")
             raise InvalidPlan(f"The schedule deadlocks: {'; '.join(stuck)}.", hint="Reorder these rows.")
         step = [todo[rank].pop() for rank in ready]
         order += step

@@ -94,7 +94,7 @@ def played_schedule(
     return PlayedSchedule(
         origin=origin,
         actions=tuple(sorted(times.values(), key=lambda time: (time.start_ms, time.rank))),
-        ranks=tuple(_use(rank, [times[action] for action in row], makespan) for rank, row in enumerate(rows)),
+        ranks=tuple(_use(rank, [*map(times.__getitem__, row)], makespan) for rank, row in enumerate(rows)),
         critical_path=_critical_path(times, blockers),
     )
 

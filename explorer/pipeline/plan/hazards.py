@@ -82,12 +82,12 @@ def idle_ranks(case: Case) -> Iterator[Hazard]:
 
 def split_parameters(case: Case) -> tuple[str, ...]:
     """Innermost blocks whose parameters another stage holds too (torchtitan 1524)."""
-    stage = case.stage_of
-    held = (block for block in case.graph.blocks if block.fqn in stage)
-    return innermost(
-        block.fqn for block in held
-        if any(stage.get(other, stage[block.fqn]) != stage[block.fqn] for other in block.shares_parameters_with)
-    )  # fmt: skip
+    shared = []
+    for block in case.graph.blocks:
+        stages = {case.stage_of.get(fqn) for fqn in (block.fqn, *block.shares_parameters_with)}
+        if block.fqn in case.stage_of and len(stages - {None}) > 1:
+            shared.append(block.fqn)
+    return innermost(shared)
 
 
 def behind_frozen_stages(case: Case) -> tuple[str, ...]:
@@ -97,9 +97,9 @@ def behind_frozen_stages(case: Case) -> tuple[str, ...]:
     """
     if _trains_outside(case):
         return ()
-    names = [[fqn for fqn, stage in case.stage_of.items() if stage == j] for j in range(len(_plan(case).stages))]
-    behind = [j for j in range(1, len(names)) if not any(_trains(case, fqn) for before in names[:j] for fqn in before)]
-    return innermost(fqn for j in behind for fqn in names[j] if _trains(case, fqn))
+    trained = [(fqn, stage) for fqn, stage in case.stage_of.items() if _trains(case, fqn)]
+    first = min((stage for _, stage in trained), default=0)
+    return innermost(fqn for fqn, stage in trained if 0 < stage == first)
 
 
 def _trains_outside(case: Case) -> bool:

@@ -74,7 +74,7 @@ class _Pricer:
     def __init__(self, profile: PipelineProfile, graph: ModelGraph, cap_bytes: int) -> None:
         self._profile, self._graph, self._cap_bytes = profile, graph, cap_bytes
         freeing = [block for block in profile.blocks if block.recomputed.saved_bytes < block.kept.saved_bytes]
-        allowed = [block for block in freeing if not in_error(graph, [(fqn,) for fqn in block.blocks])]
+        allowed = [block for block in freeing if not in_error(graph, [*zip(block.blocks)])]
         self._offers = sorted(allowed, key=_ms_per_freed_byte)
         self._presets = [preset(name, graph) for name in WHOLE_BLOCKS] if counted_units(graph) else []
 
@@ -108,10 +108,9 @@ class _Pricer:
         """Looks on every rank for the fewest blocks that keep the cap, in the order of their price."""
         rank_of_stage = stage_ranks(rows_of(plan))
         rank_of = {fqn: rank_of_stage[stage] for stage, blocks in enumerate(plan.stages) for fqn in blocks}
-        offers = [
-            [block for block in self._offers if rank_of[block.blocks[0]] == rank]
-            for rank in range(1 + max(rank_of.values()))
-        ]
+        offers: list[list[BlockCost]] = [[] for _ in range(1 + max(rank_of.values()))]
+        for block in self._offers:
+            offers[rank_of[block.blocks[0]]].append(block)
         low, high = [0] * len(offers), [len(blocks) for blocks in offers]
         while True:
             counts = [(a + b) // 2 for a, b in zip(low, high)]

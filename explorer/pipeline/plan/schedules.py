@@ -107,7 +107,16 @@ class _Recorder:
         self.owed: deque[Action] = deque()
         """Weight gradients not yet written, oldest first."""
 
-    def do(self, kind: str, chunk: int) -> None:
+    def repeat(self, times: int, moves: str) -> None:
+        """Writes `moves` so many times. `F0 I1 W1`: a kind and a chunk each; `W` is the oldest weight gradient owed."""
+        for move in times * moves.split():
+            kind, chunk = move[0], map(int, move[1:])
+            if kind == "W":
+                self._weight(*chunk)
+            else:
+                self._do(kind, *chunk)
+
+    def _do(self, kind: str, chunk: int) -> None:
         counter = (chunk, "F" if kind == "F" else "back")
         action = Action(self.stages[chunk], kind, self.counts[counter])
         self.counts[counter] += 1
@@ -115,7 +124,7 @@ class _Recorder:
         if kind == "I":
             self.owed.append(Action(action.stage, "W", action.microbatch))
 
-    def weight(self, chunk: int | None = None) -> None:
+    def _weight(self, chunk: int | None = None) -> None:
         """The oldest weight gradient owed (of `chunk`); nothing where none is owed."""
         for action in self.owed:
             if chunk is None or action.stage == self.stages[chunk]:
@@ -130,32 +139,17 @@ def zbv_zero_bubble(n_ranks: int, n_microbatches: int) -> Rows:
     n_padded = max(2 * n_ranks - 1, n_microbatches)
     for rank in range(n_ranks):
         write = _Recorder(rank, n_ranks)
-        for _ in range(2 * (n_ranks - rank) - 1):
-            write.do("F", 0)
-        for _ in range(rank):
-            write.do("F", 1)
-            write.do("F", 0)
-        for _ in range(n_ranks - rank):
-            for kind in "FI":
-                write.do(kind, 1)
-            write.weight(1)
+        write.repeat(2 * (n_ranks - rank) - 1, "F0")
+        write.repeat(rank, "F1 F0")
+        write.repeat(n_ranks - rank, "F1 I1 W1")
         while write.counts[1, "F"] < write.counts[0, "F"] or write.counts[0, "F"] < n_padded:
             if write.counts[0, "F"] < n_padded:
-                write.do("F", 0)
-            write.do("I", 0)
-            write.weight(0)
-            for kind in "FI":
-                write.do(kind, 1)
-            write.weight(1)
-        for _ in range(rank):
-            write.do("I", 0)
-            write.do("I", 1)
-        for _ in range(n_ranks - rank):
-            write.do("I", 0)
-            write.weight(0)
-        for chunk in (1, 0):
-            for _ in range(len(write.owed)):
-                write.weight(chunk)
+                write.repeat(1, "F0")
+            write.repeat(1, "I0 W0 F1 I1 W1")
+        write.repeat(rank, "I0 I1")
+        write.repeat(n_ranks - rank, "I0 W0")
+        write.repeat(len(write.owed), "W1")
+        write.repeat(len(write.owed), "W0")
         rows.append(tuple(action for action in write.row if action.microbatch < n_microbatches))
     return tuple(rows)
 
@@ -166,30 +160,16 @@ def dual_pipe_v(n_ranks: int, n_microbatches: int) -> Rows:
     for rank in range(n_ranks):
         write = _Recorder(rank, n_ranks)
         after = n_ranks - 1 - rank
-        for _ in range(2 * after):
-            write.do("F", 0)
-        for _ in range(rank + 1):
-            write.do("F", 0)
-            write.do("F", 1)
-        for _ in range(after):
-            write.do("I", 1)
-            write.weight()
-            write.do("F", 1)
-        for _ in range(n_microbatches - 2 * n_ranks + rank + 1):
-            for kind, chunk in (("F", 0), ("B", 1), ("F", 1), ("B", 0)):
-                write.do(kind, chunk)
-        for _ in range(after):
-            for kind, chunk in (("B", 1), ("F", 1), ("B", 0)):
-                write.do(kind, chunk)
+        write.repeat(2 * after, "F0")
+        write.repeat(rank + 1, "F0 F1")
+        write.repeat(after, "I1 W F1")
+        write.repeat(n_microbatches - 2 * n_ranks + rank + 1, "F0 B1 F1 B0")
+        write.repeat(after, "B1 F1 B0")
         # Half-way through the last rank + 1 rounds the backward is split, so that W can fill the drain.
-        n_full = 2 * ((rank + 1) // 2) + (1 - rank % 2)
         for k in range(2 * (rank + 1)):
-            write.do("B" if k < n_full else "I", 1 - k % 2)
-        for _ in range(after):
-            write.weight()
-            write.do("I", 0)
-        for _ in range(rank + 1):
-            write.weight()
+            write.repeat(1, f"{'B' if k <= rank else 'I'}{1 - k % 2}")
+        write.repeat(after, "W I0")
+        write.repeat(rank + 1, "W")
         rows.append(tuple(write.row))
     return tuple(rows)
 
@@ -263,7 +243,7 @@ _ROWS = (
     ),
     Schedule(
         name="Interleaved1F1B",
-        generate=lambda p, m, v: interleaved(p, m, v),
+        generate=interleaved,
         shape="looped",
         words="1F1B with two or more stages a rank",
         source="Narayanan et al., arXiv 2104.04473",

@@ -130,10 +130,8 @@ def _schedules(results: Results, n_ranks: int) -> None:
 
 def _memory(results: Results) -> None:
     run = results.own_run
-    measured = run is not None and bool(run.memory)
-    memory = results.forecast.memory if results.forecast else ()
-    if run is not None and measured:
-        memory = run.memory
+    measured = run.memory if run is not None else ()
+    memory = measured or (results.forecast.memory if results.forecast else ())
     if not memory:
         st.caption("Memory by rank is neither measured nor predicted yet.")
         return

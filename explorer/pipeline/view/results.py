@@ -79,13 +79,13 @@ def bands_chart(memory: Sequence[RankMemory]) -> Chart:
             add_bars(fig, [f"rank {rank.rank}" for rank in drawn], series)
         bars(fig, f"held at the rank's peak ({name})")
     peaks = ", ".join(f"rank {rank.rank} {mib(rank.peak_bytes)}" for rank in memory)
+    parts = [name for name, *_ in PARTS]
     return Chart(
         name="peaks by kind",
         figure=fig,
         alt=f"Stacked bars of what the peak of each rank is made of: {peaks}.",
         rows=lambda: [
-            {"rank": rank.rank, "peak": mib(rank.peak_bytes)}
-            | {part[0]: mib(n) for part, n in zip(PARTS, _parts(rank))}
+            {"rank": rank.rank, "peak": mib(rank.peak_bytes), **dict(zip(parts, map(mib, _parts(rank))))}
             for rank in drawn
         ],
     )

@@ -8,7 +8,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
 from explorer.view.drawing.colours import GRID, KEEP, RECOMPUTE, RUN_COLOURS, translucent
 from explorer.view.drawing.figure import BarSeries, Chart, add_bars, bars, empty, figure
-from explorer.view.drawing.rows import NO_COSTS, WHOLE_MODEL, chart_rows, row_sum, runs_of
+from explorer.view.drawing.rows import NO_COSTS, WHOLE_MODEL, chart_rows, row_sums, runs_of
 from explorer.view.drawing.units import NOT_MEASURED, change, count, flop_axis, flops, milliseconds, percent, time_ratio
 
 SPREAD = GRID.replace("0.25", "1")
@@ -30,8 +30,8 @@ def recompute_cost(comparison: Comparison) -> Chart:
     fig = empty(question, NO_COSTS)
     if rows and run.forward_flops is not None:
         fields = ("forward_flops", "recompute_flops", "skipped_flops")
-        lines = {name: [row_sum(run, row, field) for row in rows] for name, field in zip(LOOKS, fields)}
-        unit, unit_name = flop_axis(max(max(sum(column) for column in zip(*lines.values())), 1))
+        lines = dict(zip(LOOKS, (row_sums(run, rows, field) for field in fields)))
+        unit, unit_name = flop_axis(max(*map(sum, zip(*lines.values())), 1))
         fig = figure(question, answer, height=150 + 24 * max(len(rows), 4))
         for name, line in lines.items():
             if any(line) or name == "forward":

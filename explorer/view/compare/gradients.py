@@ -43,8 +43,10 @@ def seal(comparison: Comparison) -> list[dict[str, object]]:
         (f"parameters after {comparison.n_steps} steps", comparison.parameters),
         ("buffers", comparison.buffers),
     ]
-    present = [(name, [diff for diff in diffs if diff.presence != "neither"]) for name, diffs in groups]
-    rows = [(name, len(diffs), sum(diff.verdict == "bitwise equal" for diff in diffs)) for name, diffs in present]
+    rows = []
+    for name, diffs in groups:
+        verdicts = [diff.verdict for diff in diffs if diff.presence != "neither"]
+        rows.append((name, len(verdicts), verdicts.count("bitwise equal")))
     rows.append(("random generators", len(comparison.rng), sum(diff.equal for diff in comparison.rng)))
     rows.append(("dropout masks", len(comparison.masks), sum(not diff.n_mismatched for diff in comparison.masks)))
     return [{"compared": name, "tensors": n, "bitwise equal": n_equal} for name, n, n_equal in rows if n]

@@ -135,11 +135,12 @@ def _dissolve(joins: dict[str, Join], ways: dict[tuple[str, str], dict[int, Edge
 
 def ordered(flow: Flow, nodes: Mapping[str, Node], opened: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Children and joins of each open box, top to bottom."""
-    return {
-        id: tuple(ranked([*(join.id for join in flow.joins.get(id, ())), *nodes[id].children], flow.lifted.get(id, ())))
-        for id in nodes
-        if id in opened
-    }
+    order = {}
+    for id in nodes:
+        if id in opened:
+            joins = [join.id for join in flow.joins.get(id, ())]
+            order[id] = tuple(ranked([*joins, *nodes[id].children], flow.lifted.get(id, ())))
+    return order
 
 
 def ranked(children: Sequence[str], pairs: Iterable[tuple[str, str]]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from functools import cached_property
 
@@ -218,9 +218,11 @@ def _own_badges(facts: Facts, badges: dict[str, list[Badge]], fqn: str) -> list[
 def _of_members(each: list[list[Badge]]) -> list[Badge]:
     """A badge per sign, the gravest first, with the number of members that carry the sign. No hazard is lost."""
     first: dict[str, Badge] = {}
-    for badge in (badge for of_member in each for badge in of_member):
-        first.setdefault(badge.sign, badge)
-    n_with = {sign: sum(any(badge.sign == sign for badge in of_member) for of_member in each) for sign in first}
+    n_with = Counter[str]()
+    for of_member in each:
+        for badge in of_member:
+            first.setdefault(badge.sign, badge)
+        n_with.update({badge.sign for badge in of_member})
     return [
         Badge(sign=sign, severity=badge.severity, text=f"{n_with[sign]} of {len(each)} blocks: {badge.text}")
         for sign, badge in sorted(first.items(), key=lambda pair: GRAVITY.index(pair[1].severity))

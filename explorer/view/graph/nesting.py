@@ -56,7 +56,9 @@ def _grow(graph: ModelGraph, fqn: str, parent: str | None, nodes: dict[str, Node
     children = graph.children[fqn]
     groups = [tuple(run) for _, run in groupby(children, key=lambda child: child.repeat_of or child.fqn)]
     is_list = block.kind in CONTAINERS or all(child.name.isdigit() for child in children)
-    runs = [part for run in groups for part in ([run] if is_list or len(run) > FEW_NAMED else [(it,) for it in run])]
+    runs: list[tuple[Block, ...]] = []
+    for group in groups:
+        runs += [group] if is_list or len(group) > FEW_NAMED else zip(group)
     # The model itself has no box that could hold a folded run of all its children; a block has its own decision.
     whole = len(runs) == 1 and len(runs[0]) > 1 and (is_list if fqn else len(children) <= FEW)
     below = tuple(child.fqn for child in children) if whole else tuple(_id(run) for run in runs)

@@ -16,7 +16,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS, RUN_COLOURS
 from explorer.view.drawing.figure import Chart, add_bars, bars, byte_series, empty, figure
-from explorer.view.drawing.rows import NO_COSTS, ROOT_LABEL, WHOLE_MODEL, chart_rows, row_sum, rows_of, runs_of
+from explorer.view.drawing.rows import NO_COSTS, ROOT_LABEL, WHOLE_MODEL, chart_rows, row_sums, rows_of, runs_of
 from explorer.view.drawing.units import byte_axis, count, from_to, mib, percent, percent_whole
 
 MOST = 5
@@ -35,15 +35,13 @@ def saved_bytes_chart(run: Comparison | Measurement) -> Chart:
     answer = "as far as the step came"
     if all(measured.complete for measured in runs.values()):
         answer = f"{_sizes([measured.saved_after_forward_bytes for measured in runs.values()])} saved when forward ends"
-    lines = {
-        name: [row_sum(measured, row, "saved_after_forward_bytes") for row in rows] for name, measured in runs.items()
-    }
+    lines = {name: row_sums(measured, rows, "saved_after_forward_bytes") for name, measured in runs.items()}
     fig = empty(question, NO_COSTS)
     if rows:
         unit, unit_name = byte_axis(max(max(line) for line in lines.values()))
         fig = figure(question, answer, height=_height(len(runs), len(rows), 4))
         for name, line in lines.items():
-            again = [row_sum(runs[name], row, "n_recompute") for row in rows]
+            again = row_sums(runs[name], rows, "n_recompute")
             # Hatched where the run recomputes the block: / means recompute wherever a pattern is drawn.
             series = byte_series(name, line, unit, RUN_COLOURS[name], ["/" if n else "" for n in again])
             figures = [f"{mib(size)} saved for backward\nforward ran again {n} times" for size, n in zip(line, again)]
@@ -71,30 +69,28 @@ def _height(n_runs: int, n_rows: int, least: int) -> int:
 
 def _rows(runs: dict[str, Measurement]) -> list[dict[str, object]]:
     """What each block that ran costs in the last run, and what it saves in every run."""
-    last = list(runs.values())[-1]
-    return [
-        {
-            "block": cost.fqn or WHOLE_MODEL,
-            "ran forward": cost.n_forward,
-            "ran again": cost.n_recompute,
-            **{
-                f"saved{f', {name}' if len(runs) > 1 else ''} (bytes)": run.by_fqn[cost.fqn].saved_after_forward_bytes
-                for name, run in runs.items()
-                if cost.fqn in run.by_fqn
-            },
-            "alive at the peak (bytes)": cost.at_peak_bytes,
-            "recompute (FLOP)": cost.recompute_flops,
-            "skipped by early stop (FLOP)": cost.skipped_flops,
-        }
-        for cost in last.blocks
-    ]
+    rows = []
+    for cost in list(runs.values())[-1].blocks:
+        row: dict[str, object] = {
+            "block": cost.fqn or WHOLE_MODEL, "ran forward": cost.n_forward, "ran again": cost.n_recompute,
+        }  # fmt: skip
+        for name, run in runs.items():
+            if cost.fqn in run.by_fqn:
+                of_run = f", {name}" if len(runs) > 1 else ""
+                row[f"saved{of_run} (bytes)"] = run.by_fqn[cost.fqn].saved_after_forward_bytes
+        row["alive at the peak (bytes)"] = cost.at_peak_bytes
+        row["recompute (FLOP)"] = cost.recompute_flops
+        row["skipped by early stop (FLOP)"] = cost.skipped_flops
+        rows.append(row)
+    return rows
 
 
 def operators_chart(run: Comparison | Measurement, block: str) -> Chart:
     """Chart of the bytes that the operators of `block` keep when forward ends. Empty `block`: the whole model."""
     named = block or "the model"
     saved = {name: _kept(measured, block) for name, measured in runs_of(run).items()}
-    answer = f"{_sizes([sum(size for size, _ in by_op.values()) for by_op in saved.values()])} saved when forward ends"
+    totals = [sum(size for size, _ in by_op.values()) for by_op in saved.values()]
+    answer = f"{_sizes(totals)} saved when forward ends"
     question, names = f"Which operators of {named} save most?", _names(saved)
     fig = empty(question, NOTHING)
     if names:
@@ -151,13 +147,15 @@ def _of(by_op: dict[str, tuple[int, int]], name: str, shown: list[str]) -> tuple
 def _operator_rows(saved: dict[str, dict[str, tuple[int, int]]]) -> list[dict[str, str | int]]:
     """Every operator, the largest first."""
     ops = dict.fromkeys(op for by_op in saved.values() for op in by_op)
-    prefix = {run: f"{run}: " if len(saved) > 1 else "" for run in saved}
-    return [
-        {"operator": op}
-        | {f"{prefix[run]}saved (bytes)": by_op.get(op, (0, 0))[0] for run, by_op in saved.items()}
-        | {f"{prefix[run]}allocations": by_op.get(op, (0, 0))[1] for run, by_op in saved.items()}
-        for op in ops
-    ]
+    rows = []
+    for op in ops:
+        sizes: dict[str, str | int] = {"operator": op}
+        counts: dict[str, str | int] = {}
+        for run, by_op in saved.items():
+            prefix = f"{run}: " if len(saved) > 1 else ""
+            sizes[f"{prefix}saved (bytes)"], counts[f"{prefix}allocations"] = by_op.get(op, (0, 0))
+        rows.append(sizes | counts)
+    return rows
 
 
 def _short(op: str) -> str:

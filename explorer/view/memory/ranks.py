@@ -50,7 +50,7 @@ def ranks_at_peak(ranks: RecordedRanks) -> Chart:
     question = "What is each rank's peak made of?"
     fig = empty(question, "No rank has a memory timeline.")
     drawn = [(run, ledger(run).by_role) for run in ranks.ranks if run.allocations is not None]
-    roles = [role for role in ROLES if any(by_role[role] for _, by_role in drawn)]
+    roles = [role for role in ROLES if sum(by_role[role] for _, by_role in drawn)]
     if drawn:
         unit, name = byte_axis(ranks.fullest.held_peak_bytes or 0)
         answer = spread_of_ranks(ranks).removesuffix(".")
@@ -93,11 +93,12 @@ def spread_of_ranks(ranks: RecordedRanks) -> str:
 
 def rank_rows(ranks: RecordedRanks) -> list[dict[str, object]]:
     """Table rows, one per rank."""
+    on_card = any(run.card for run in ranks.ranks)
     return [
         {
             "rank": name_of(ranks, run),
             "peak": peak_and_end(run),
-            **(_on_card(run) if any(other.card for other in ranks.ranks) else {}),
+            **(_on_card(run) if on_card else {}),
             "where": place(ledger(run)) if run.allocations is not None and run.phases else "not recorded",
             "saved after forward": mib(run.saved_after_forward_bytes),
             "blocks that ran again": sum(cost.n_recompute > 0 for cost in run.blocks),

@@ -134,9 +134,11 @@ def parts_at(ticks: Indices, lines: Sequence[tuple[str, Bytes]], most: int | Non
     """Names that hold bytes at each tick, largest first, at most `most` names."""
     names = [name for name, _ in lines]
     sizes_by_tick = np.stack([line[ticks] for _, line in lines]).T.tolist()
-    present = (sorted(((size, name) for size, name in zip(sizes, names) if size), reverse=True)
-               for sizes in sizes_by_tick)  # fmt: skip
-    return ["\n".join(f"{mib(size)} {name}" for size, name in here[:most]) for here in present]
+    parts = []
+    for sizes in sizes_by_tick:
+        present = sorted(((size, name) for size, name in zip(sizes, names) if size), reverse=True)
+        parts.append("\n".join(f"{mib(size)} {name}" for size, name in present[:most]))
+    return parts
 
 
 def _rows(run: Measurement, lines: Sequence[tuple[str, Bytes]], heading: str) -> list[dict[str, object]]:

@@ -119,7 +119,8 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
     """A table of at most MOST_ROWS rows, with the number of rows left out."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    lines = "".join(f"<tr>{''.join(_cell(row.get(name)) for name in names)}</tr>" for row in rows[:MOST_ROWS])
+    cells = (map(_cell, map(row.get, names)) for row in rows[:MOST_ROWS])
+    lines = "".join(f"<tr>{''.join(line)}</tr>" for line in cells)
     left = len(rows) - MOST_ROWS
     more = f'<p class="hint">and {left:,} more in the run file</p>' if left > 0 else ""
     body = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
