@@ -214,3 +214,22 @@ def test_a_gradient_that_is_zero_but_for_noise_never_leads() -> None:
     assert [diff.name for diff in compared(noise, wrong, wrong).furthest_first] == ["w", "w", "bias"]
     born = gradient("born", bitwise=False, relative_norm=1e9, baseline_norm=1e-9)  # noise on one side alone
     assert compared(noise, wrong, wrong, born).furthest_first[0].name == "born"
+
+
+@pytest.mark.parametrize(
+    ("norm", "error", "relative", "first"),
+    [
+        (0.9e-3, 0.9e-3, 0.5, "w"),
+        (1.1e-3, 1.1e-3, 0.5, "bias"),
+        (1e-6, 0.51e-6, 0.5, "w"),
+        (1e-6, 0.49e-6, 0.5, "bias"),
+        (1e-4, 1e-4, 9.9, "w"),
+        (1e-4, 1e-4, 10.1, "bias"),
+    ],
+)
+def test_noise_is_half_wrong_and_a_thousandth_of_the_median_norm(
+    norm: float, error: float, relative: float, first: str
+) -> None:
+    bias = gradient("bias", bitwise=False, relative_norm=relative, baseline_norm=norm, baseline_error=error)
+    wrong = gradient("w", bitwise=False, relative_norm=0.01, baseline_norm=1.0)
+    assert compared(bias, wrong, wrong).furthest_first[0].name == first

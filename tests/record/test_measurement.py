@@ -47,6 +47,11 @@ def test_one_outlier_moves_neither_median_nor_spread() -> None:
     assert Samples(ms=(1.0, 2.0, 3.0, 4.0, 5.0)).spread_ms == Samples(ms=(1.0, 2.0, 3.0, 4.0, 500.0)).spread_ms == 1.0
 
 
+@pytest.mark.parametrize(("ms", "spread"), [((1.0, 2.0, 31.0), 15.0), ((1.0, 2.0, 3.0, 4.0), 0.75)])
+def test_quartiles_begin_at_four_readings(ms: tuple[float, ...], spread: float) -> None:
+    assert Samples(ms=ms).spread_ms == spread
+
+
 def test_a_ratio_is_of_pairs_so_that_what_slows_both_cancels() -> None:
     assert Samples(ms=(1.0, 3.0)).spread_ms == 1.0, "quartiles of two readings would lie too near"
     assert ratio_with_spread(Samples(ms=(2.0, 20.0, 4.0)), Samples(ms=(1.0, 10.0, 2.0))) == (2.0, 0.0)
@@ -99,6 +104,19 @@ def test_a_run_that_was_cut_short_says_only_what_it_held_and_where_it_ended() ->
 def test_where_it_ended_is_where_the_last_allocation_was_made(n_spans: int, where: str) -> None:
     log = replace(log_of([(5, 1, 8), (3, 2, 1)]), role=column([SAVED, TEMPORARY]))
     assert replace(RUN, failure=FAILED, allocations=log, phases=SPANS[:n_spans]).failed_in == where
+
+
+@pytest.mark.parametrize(("born", "phase"), [(3, "forward"), (4, "the recompute of b")])
+def test_a_phase_ends_before_the_tick_at_which_the_next_begins(born: int, phase: str) -> None:
+    run = replace(RUN, allocations=log_of([(5, born, 1)]))
+    assert replace(run, failure=FAILED).failed_in == phase
+    assert run.peak_phase == phase.split()[-3 if "of" in phase else 0]
+
+
+@pytest.mark.parametrize(("born", "lived", "counts"), [(3, 1, True), (4, 1, False), (2, 1, False), (2, 2, True)])
+def test_what_is_saved_after_forward_is_alive_at_its_last_tick(born: int, lived: int, *, counts: bool) -> None:
+    log = replace(log_of([(5, born, lived)]), role=column([SAVED]))
+    assert replace(RUN, allocations=log).saved_after_forward_bytes == 5 * counts
 
 
 def test_behind_the_recorded_step_a_failure_has_no_place() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+import zlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -26,12 +30,14 @@ from explorer.errors import (
 )
 from explorer.record import KEEP_ALL, Allocations, Measurement, ModelGraph, ModelRef, PhaseSpan, Policy, Unit
 from explorer.record.base import column, from_json, from_msgpack, from_plain, to_json, to_msgpack, to_plain
+from explorer.record.bounded_file import unpack
 from explorer.record.card import Card
 from explorer.record.failure import Failure, failure_of, is_out_of_memory
 from explorer.record.measurement import RecordedRanks
 from explorer.record.run import RunSpec
 from explorer.record.sound import unsound
 from tests.graphs import block, gpt
+from tests.record.test_measurement import log_of
 from tests.view.builders import compared, logs, measured, runs
 
 
@@ -238,6 +244,29 @@ def broken(name: str, place: int, value: int) -> Measurement:
 )
 def test_a_fault_is_told_by_name(run: Measurement, fault: str) -> None:
     assert unsound(run).startswith(fault)
+
+
+@pytest.mark.parametrize(("n_ticks", "fault"), [(6, ""), (7, "7 ticks for 3 allocations")])
+def test_each_allocation_has_two_ticks_at_most(n_ticks: int, fault: str) -> None:
+    assert unsound(replace_log(log_of([(5, 1, 2)] * 3, n_ticks))) == fault
+
+
+@pytest.mark.parametrize(("lived", "fault"), [(0, ""), (-1, "an allocation dies before it is born")])
+def test_an_allocation_may_die_when_it_is_born_and_not_before(lived: int, fault: str) -> None:
+    assert unsound(replace_log(log_of([(5, 2, lived), (5, 1, 2)], 4))) == fault
+
+
+def replace_log(log: Allocations) -> Measurement:
+    return msgspec.structs.replace(RUN, allocations=log, phases=())
+
+
+@pytest.mark.parametrize(("ratio", "is_read"), [(190, True), (210, False)])
+def test_two_hundred_times_the_packed_bytes_are_unpacked(ratio: int, *, is_read: bool) -> None:
+    noise = random.Random(0).randbytes(1000)
+    n_zeros = next(n for n in itertools.count(0, 1000) if n >= ratio * len(zlib.compress(noise + bytes(n))))
+    content = noise + bytes(n_zeros)
+    with nullcontext() if is_read else pytest.raises(UnreadableFile, match="the most that are read"):
+        assert unpack(zlib.compress(content), 2**30, "a file") == content
 
 
 def test_where_there_are_several_runs_the_one_at_fault_is_named() -> None:

@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from explorer.engine.compare import diffs as diffs_file
-from explorer.engine.compare.diffs import TensorsOnDisk, Yardstick, difference, differences, max_ulp, relative_distance
+from explorer.engine.compare.diffs import (
+    TensorsOnDisk,
+    Yardstick,
+    difference,
+    differences,
+    max_ulp,
+    relative_distance,
+    worst_distance,
+)
 from explorer.engine.state.bits import dense, same_bits
-from explorer.record.comparison import BufferDiff, GradientDiff
+from explorer.record.comparison import BufferDiff, GradientDiff, ParameterDiff
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -133,6 +141,48 @@ def test_a_gradient_that_is_zero_in_both_references_may_be_ten_epsilons_of_the_r
     yardstick = Yardstick(rerun={"bias": torch.zeros(1)}, reference={"weight": weight, "other": weight, "bias": zero})
     noise = torch.full((1,), times * torch.finfo(torch.float32).eps * 6.0)
     assert difference(GradientDiff, "bias", torch.zeros(1), noise, yardstick).verdict == verdict
+
+
+EPSILON = 2**-23
+"""Of float32. Borders are in numbers: a test that reads the constants cannot see them change."""
+
+
+@pytest.mark.parametrize(("epsilon", "used"), [(2**-7, EPSILON), (EPSILON, EPSILON), (2**-52, 2**-52)])
+def test_the_floor_is_that_of_float32_for_coarser_runs_and_finer_for_float64(epsilon: float, used: float) -> None:
+    ones = torch.ones(4, dtype=torch.float64)
+    assert Yardstick(reference={"w": ones}, epsilon=epsilon).tiny(ones) == 2 * used
+
+
+@pytest.mark.parametrize(("times", "trusted"), [(9.9, True), (10.1, False)])
+def test_a_reference_may_be_ten_floors_away(times: float, *, trusted: bool) -> None:
+    """The tensor itself is small, so half of its digits give no floor."""
+    large, small = torch.full((1,), 1.0, dtype=torch.float64), torch.full((1,), 1e-9, dtype=torch.float64)
+    yardstick = Yardstick(reference={"a": large, "b": large, "small": small})
+    assert yardstick.trusts(small, times * EPSILON) is trusted
+
+
+@pytest.mark.parametrize(("times", "verdict"), [(9.9, "rounding"), (10.1, "different")])
+def test_beside_an_optimizer_step_a_parameter_may_be_ten_quarters_of_its_epsilon_away(
+    times: float, verdict: str
+) -> None:
+    one, before = torch.tensor([1.0, 0.0]), torch.zeros(2)
+    yardstick = Yardstick(reference={"w": one.double()}, before={"w": before})
+    beside = torch.tensor([1.0, times * EPSILON / 4])
+    assert difference(ParameterDiff, "w", one, beside, yardstick).verdict == verdict
+
+
+@pytest.mark.parametrize(("longer", "error"), [(6.0e-5, 0.0), (6.2e-5, 6.2e-5)])
+def test_the_length_of_an_optimizer_step_may_be_off_by_512_epsilons(longer: float, error: float) -> None:
+    one = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    yardstick = Yardstick(before={"w": torch.zeros(2)})
+    assert yardstick.errors("w", one, one * (1 + longer)) == [pytest.approx(error, abs=1e-9)]
+
+
+def test_a_tensor_that_is_small_in_its_run_is_measured_by_the_run() -> None:
+    large = torch.ones(1, dtype=torch.float64)
+    left = {"a": large, "b": large, "bias": 1e-9 * large}
+    assert worst_distance(left, {**left, "bias": 2e-9 * large}) == pytest.approx(1e-9)
+    assert worst_distance(left, {**left, "a": 1.5 * large}) == 0.5
 
 
 def test_a_reference_that_went_another_way_excuses_nothing() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from explorer.engine.compare import judgement, outcome
 from explorer.engine.compare.diffs import epsilon_of
 from explorer.engine.compare.judgement import judge_programs
 from explorer.engine.compare.outcome import Branches, SameBranches, SameDraws, most_common_type, outcome_of, reference
@@ -18,7 +19,7 @@ from explorer.engine.compare.spec_program import SpecProgram, formats_of
 from explorer.engine.compare.step_program import Step, StepProgram, step_programs
 from explorer.engine.model.load import load_for
 from explorer.engine.state.global_state import preserve_global_state
-from explorer.record.comparison import Comparison
+from explorer.record.comparison import BufferDiff, Comparison
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
 from explorer.record.run import RunSpec
@@ -182,3 +183,32 @@ def test_a_draw_of_float64_is_the_narrow_one_widened_and_products_stay_exact(nam
         wide, product = DRAWS[name](torch.float64), x * x
     assert wide.dtype == torch.float64 and torch.equal(wide, narrow.double())
     assert torch.equal(product, torch.full((3,), (1 / 3) ** 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("finer_than", "dtype", "relative", "rounds"), [
+    (2**-7, "float32", 9.9 * 2**-23, True),
+    (2**-7, "float32", 10.1 * 2**-23, False),
+    (2**-7, "float16", 9.9 * 2**-10, True),
+    (2**-7, "float16", 10.1 * 2**-10, False),
+    (2**-7, "bfloat16", 1.0, True),
+    (2**-23, "float32", 1.0, True),
+    (None, "float32", 1.0, True),
+])  # fmt: skip
+def test_with_equal_gradients_state_of_a_finer_type_than_the_run_rounds_by_its_own_epsilon(
+    finer_than: float | None, dtype: str, relative: float, *, rounds: bool
+) -> None:
+    diff = BufferDiff(
+        name="b", shape=(1,), dtype=dtype, presence="both", bitwise=False, relative_norm=relative,
+        baseline_error=1.0, candidate_error=1.0,
+    )  # fmt: skip
+    (judged,) = judgement._with_reasons((), finer_than, (diff,))
+    assert judged.verdict == ("rounding" if rounds else "different") and bool(judged.never_rounds) is not rounds
+    (moved,) = judgement._with_reasons(("b",), finer_than, (diff,))
+    assert (moved.verdict, moved.never_rounds) == ("different", "A recompute moved it a second time.")
+
+
+@pytest.mark.parametrize(("off", "is_reference"), [(0.99e-3, True), (1.01e-3, False)])
+def test_half_of_the_digits_must_agree_with_float64(off: float, *, is_reference: bool) -> None:
+    ones = torch.ones(4, dtype=torch.float64)
+    because = outcome._too_far(Outcome(gradients={"w": ones}), Outcome(gradients={"w": ones * (1 + off)}), 1e-6)
+    assert (because == "") is is_reference

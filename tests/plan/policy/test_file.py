@@ -164,6 +164,16 @@ def test_all_faults_of_one_file_are_named_at_once() -> None:
     text = GOOD.replace("use_reentrant", "use_reentrent").replace("step_peak_bytes: 5", "step_peak_bytes: x")
     with pytest.raises(UnreadableFile, match=r"use_reentrent.*step_peak_bytes"):
         policy_file.loads(text.replace("- blocks.0", "- 7"))
+        policy_file.loads(text.replace("- blocks.0", "- 7"))
+
+
+@pytest.mark.parametrize(("n_faults", "ending"), [(20, "got int."), (21, "and more.")])
+def test_twenty_faults_are_named(n_faults: int, ending: str) -> None:
+    units = n_faults * "  - 7\n"
+    with pytest.raises(UnreadableFile) as caught:
+        policy_file.loads(f"version: 1\npolicy:\n  units:\n{units}")
+    sentence = caught.value.sentence
+    assert sentence.count("policy.units[") == 20 and sentence.endswith(ending), sentence
 
 
 def test_the_file_on_disk(tmp_path: Path) -> None:
@@ -217,6 +227,8 @@ def test_an_empty_section_is_a_sentence_or_nothing() -> None:
         ("a: [1\n", "This is not YAML: line"),
         ("a: \x07\n", "This is not YAML: "),
         ("a" * (LARGEST_BYTES + 1), "more than 1048576 bytes"),
+        ("a" * (LARGEST_BYTES + 1), "more than 1048576 bytes"),
+        (f"[{'1,' * 30_000}]", "more than 30000 values"),
     ],
 )
 def test_what_does_not_belong_there(text: str, words: str) -> None:

@@ -15,7 +15,7 @@ from explorer.engine.model.load import load
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import InvalidPolicy
 from explorer.plan.hazards.hazards import hazards
-from explorer.plan.policy.block_names import differences, joined, matching, policy_after, unknown_blocks
+from explorer.plan.policy.block_names import differences, expanded, joined, matching, policy_after, unknown_blocks
 from explorer.plan.policy.presets import PRESETS, is_preset, ladder, preset
 from explorer.record import KEEP_ALL, ModelGraph, Policy, Unit
 from tests import graphs
@@ -112,6 +112,28 @@ def test_a_block_nearly_as_large_as_the_layers_is_counted_and_a_small_one_is_not
     chain = (*graph.chain[:-2], "decoder", "tail")
     large = msgspec.structs.replace(graph, blocks=(*blocks, *decoder, block("tail.one", "Linear")), chain=chain)
     assert preset("all", large).blocks == ("blocks.0", "blocks.1", "blocks.2", "decoder")
+    tail = msgspec.structs.replace(large.by_fqn["tail"], saved_bytes=15 * MIB // 4)
+    quarter = msgspec.structs.replace(large, blocks=tuple(tail if b.fqn == "tail" else b for b in large.blocks))
+    assert preset("all", quarter).blocks == ("blocks.0", "blocks.1", "blocks.2", "decoder", "tail")
+
+
+LEAST = 15 * MIB // 4
+"""A quarter of what a layer of `gpt` saves."""
+
+
+@pytest.mark.parametrize(("saved_bytes", "output_bytes", "is_joined"), [
+    (LEAST + 1, 0, True),
+    (LEAST, 0, False),
+    (20 * MIB, 15 * MIB, True),
+    (20 * MIB, 15 * MIB + 1, False),
+])  # fmt: skip
+def test_neighbours_outside_all_units_are_joined_if_they_free_a_quarter(
+    saved_bytes: int, output_bytes: int, *, is_joined: bool
+) -> None:
+    last = block("last", "B", follows="first", saved_bytes=saved_bytes, output_bytes=output_bytes)
+    graph = gpt(3)
+    graph = msgspec.structs.replace(graph, blocks=(*graph.blocks, block("first", "A", 0.0), last))
+    assert (("first", "last") in [unit.blocks for unit in preset("all", graph).units]) is is_joined
 
 
 def cached(graph: ModelGraph, *names: str) -> ModelGraph:
@@ -198,6 +220,9 @@ def test_each_rung_recomputes_more_and_stays_safe() -> None:
     assert list(rungs)[0] == "every block" and rungs["every block"] == preset("all", graph)
     sizes = [len(policy.blocks) for policy in rungs.values()]
     assert sizes == sorted(set(sizes)) and len(sizes) == 3
+    assert sizes == sorted(set(sizes)) and len(sizes) == 3
+    sizes = [len(policy.blocks) for _, policy in ladder(gpt(4))]
+    assert sizes == sorted(set(sizes)), "no rung repeats the one below"
     assert not any(one.severity == "error" for policy in rungs.values() for one in hazards(graph, policy))
 
 
@@ -208,6 +233,13 @@ def test_what_matches_nothing_says_what_is_near() -> None:
     with pytest.raises(InvalidPolicy, match=r"No block matches 'layers\.\*\.mpl'") as error:
         matching("layers.*.mpl", NAMES)
     assert "layers.0.mlp" in error.value.hint
+
+
+@pytest.mark.parametrize(("n_names", "words"), [(2000, "No block matches"), (2001, "500 patterns for a model of 2001")])
+def test_a_million_pairs_of_pattern_and_name_are_tried(n_names: int, words: str) -> None:
+    policy = Policy(units=tuple(Unit(blocks=(f"stranger{i}.*",)) for i in range(500)))
+    with pytest.raises(InvalidPolicy, match=words):
+        expanded(policy, [f"layers.{i}" for i in range(n_names)])
 
 
 def test_a_pattern_is_put_onto_a_model() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer.plan.names import is_within
-from explorer.plan.predict.calls import most_at_once, results_of_views, saved_by_calls
-from explorer.plan.predict.changes import NO_PARENT, Nest, nest_of, offsets_of, rerun_bytes, simulate
+from explorer.plan.predict import calls
+from explorer.plan.predict.calls import calls_of, most_at_once, results_of_views, saved_by_calls
+from explorer.plan.predict.changes import NO_PARENT, Nest, freed_again_at, nest_of, offsets_of, rerun_bytes, simulate
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.replay import BACKWARD, FORWARD, NEVER, Call, Replay, let_go
 from explorer.record import Measurement, ModelGraph, Policy, Unit
@@ -134,6 +137,38 @@ def test_an_output_that_nobody_else_saves_leaves_with_the_block_that_is_given_it
     assert 1 not in leaving(shared)
 
 
+def test_a_rerun_frees_nothing_before_it_has_made_the_output_that_backward_reads() -> None:
+    """Tick 3 makes y, which is saved: h, which forward let go at tick 2, is there until tick 4 of the rerun."""
+    replay = Replay.of(relu_chain(), graph_of(block("a", "B", outputs_saved_outside=(False,))))
+    (call,) = saved_by_calls(replay, ("a",), stops_early=True)
+    early = replace(call, freed_at=np.array([2, 3, 5]))
+    assert freed_again_at(replay, early).tolist() == [4, 4, 5]
+
+
+@pytest.mark.parametrize(("died", "ends"), [([10, 30], 11), ([10, 11], 11), ([10, 4], 10), ([4, 4], 5)])
+def test_a_backward_ends_with_its_tensors_and_a_tick_after_them_for_an_output(died: list[int], ends: int) -> None:
+    """Entry 1 is an output, which other code may hold longer; backward lasts until tick 5 at least."""
+    assert calls._ends(np.array(died), np.array([0, 1]), (1,), 5) == ends
+
+
+def test_a_rerun_copies_running_statistics_but_for_the_counter() -> None:
+    book = Book()
+    x = book.hold("input", "", MIB)
+    for n_bytes in (16, 8):
+        book.hold("buffer", "a.norm", n_bytes)
+    book.phase("forward")
+    y = book.alloc("saved activation", "a.norm", MIB)
+    book.calls += [("a.norm", 0, 2, (x,), (y,)), ("a", 0, 2, (x,), (y,))]
+    book.alloc("temporary", "a", MIB)
+    book.phase("backward")
+    for entry in (book.alloc("temporary", "a.norm", MIB), y):
+        book.free(entry)
+    run = msgspec.structs.replace(measured(), allocations=book.close(), phases=tuple(book.spans), blocks=())
+    graph = graph_of(block("a", "B"), block("a.norm", "BatchNorm1d", running_statistics=True))
+    (call,) = calls_of(Replay.of(run, graph), graph, Unit(blocks=("a",)), Policy(running_stats="once"))
+    assert [n_bytes for *_, n_bytes in call.copies] == [16] and call.statistics_bytes == 24
+
+
 @given(st.lists(st.tuples(st.integers(1, 99), st.integers(1, 20), st.integers(1, 9)), max_size=10))
 def test_most_at_once_is_found_by_walking_all_ticks(rows: list[tuple[int, int, int]]) -> None:
     size, born, length = (np.array(column, dtype=np.int64) for column in (zip(*rows) if rows else ([], [], [])))
@@ -232,6 +267,21 @@ def test_where_the_outer_rerun_ends_at_the_inner_unit_only_its_generator_state_i
     assert np.array_equal(inner.entries, tree.calls[0].entries)
     held = rerun_bytes(REPLAY_IN_PARTS, tree, 0)
     assert held == IN_PARTS.scratch + 7 if stops else held > IN_PARTS.scratch + 7
+
+
+def test_each_rerun_holds_the_present_state_of_the_generator_beside_those_that_wait() -> None:
+    """Of layers.0, layers.1 and the unit in layers.0. The state of layers.1 is gone when layers.0 runs again, whose
+    rerun stashes that of its inner unit a second time."""
+    bare, stashing = (replace(nest(), stash_bytes=n_bytes) for n_bytes in (0, 7))
+    pairs = zip(simulate(REPLAY_IN_PARTS, stashing, None).reruns(), simulate(REPLAY_IN_PARTS, bare, None).reruns())
+    assert [held - plain for (_, held), (_, plain) in pairs] == [(2 + 1 + 1) * 7, (3 + 1) * 7, (2 + 1) * 7]
+
+
+def test_statistics_that_a_rerun_updates_are_held_with_units_inside_as_well() -> None:
+    tree = nest()
+    outer = replace(tree.calls[0], statistics_bytes=5)
+    copying = replace(tree, calls=(outer, *tree.calls[1:]))
+    assert rerun_bytes(REPLAY_IN_PARTS, copying, 0) == rerun_bytes(REPLAY_IN_PARTS, tree, 0) + 5
 
 
 def test_without_units_inside_all_of_it_is_held() -> None:
