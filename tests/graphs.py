@@ -7,29 +7,13 @@ from functools import cache
 
 import msgspec
 
-from explorer.record import (
-    KEEP_ALL,
-    ROLES,
-    Allocations,
-    Block,
-    Calls,
-    Comparison,
-    CutPoint,
-    Edge,
-    Environment,
-    GradientDiff,
-    Join,
-    MeasuredBlock,
-    Measurement,
-    ModelGraph,
-    ModelRef,
-    PhaseSpan,
-    Policy,
-    RunSpec,
-    Samples,
-    Times,
-)
+from explorer.record.allocations import ROLES, Allocations, Calls, PhaseSpan
 from explorer.record.base import column, to_json
+from explorer.record.comparison import Comparison, GradientDiff
+from explorer.record.graph import Block, CutPoint, Edge, Join, ModelGraph, ModelRef
+from explorer.record.measurement import Environment, MeasuredBlock, Measurement, Samples, Times
+from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.run import RunSpec
 
 MIB = 2**20
 

@@ -38,32 +38,29 @@ def test_a_narrow_terminal_clips_nothing(shared: Worker, tiny: str, monkeypatch:
     assert rows and max(map(len, rows)) <= 80
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["measure", "nowhere.py"], ["nowhere.py"]),
-        (["measure", "TINY:biuld"], ["biuld", "Did you mean build"]),
-        (["measure", "WRONG:trouble"], ["invalid for input of size"]),
-        (["measure", "WRONG:trouble", "--set", "kind=exits"], ["The model called sys.exit(3)"]),
-        (["graph", "WRONG:trouble", "--set", "kind=asks for too much"], ["asked for 4,503,599,627,370,496 bytes"]),
-        (["measure", "TINY", "--size", "huge"], ["huge", "small, gpu"]),
-        (["measure", "TINY", "--set", "width"], ["--set takes NAME=VALUE and got width"]),
-        (["measure", "TINY", "--set", "witdh=3"], ["witdh", "width"]),
-        (["measure", "TINY", "--memory-limit", "1GB"], ["'1GB' is not a size", "write 1GiB"]),
-        (["measure", "TINY", "--policy", "sqr"], ["neither a preset, nor a block, nor a file", "sqrt"]),
-        (["measure", "TINY", "--policy", "gone.yaml"], ["gone.yaml cannot be read"]),
-        (
-            ["measure", "TINY", "--save", "/nowhere/at/all.run", "--repeats", "0"],
-            ["lies in /nowhere/at, which is not a folder"],
-        ),
-        (["graph", "WRONG:trouble"], ["invalid for input of size"]),
-        (["check", "gone.yaml", "TINY"], ["gone.yaml cannot be read"]),
-        (["check", "TINY", "TINY"], ["not YAML: line 1"]),
-        (["export", "gone.yaml", "--to", "torch"], ["gone.yaml cannot be read"]),
-        (["graph", "TINY", "--out", "graph.txt"], ["--out writes the document of --json"]),
-        (["report", "gone.pickle"], ["There is no run gone.pickle"]),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["measure", "nowhere.py"], ["nowhere.py"]),
+    (["measure", "TINY:biuld"], ["biuld", "Did you mean build"]),
+    (["measure", "WRONG:trouble"], ["invalid for input of size"]),
+    (["measure", "WRONG:trouble", "--set", "kind=exits"], ["The model called sys.exit(3)"]),
+    (["graph", "WRONG:trouble", "--set", "kind=asks for too much"], ["asked for 4,503,599,627,370,496 bytes"]),
+    (["measure", "TINY", "--size", "huge"], ["huge", "small, gpu"]),
+    (["measure", "TINY", "--set", "width"], ["--set takes NAME=VALUE and got width"]),
+    (["measure", "TINY", "--set", "witdh=3"], ["witdh", "width"]),
+    (["measure", "TINY", "--memory-limit", "1GB"], ["'1GB' is not a size", "write 1GiB"]),
+    (["measure", "TINY", "--policy", "sqr"], ["neither a preset, nor a block, nor a file", "sqrt"]),
+    (["measure", "TINY", "--policy", "gone.yaml"], ["gone.yaml cannot be read"]),
+    (
+        ["measure", "TINY", "--save", "/nowhere/at/all.run", "--repeats", "0"],
+        ["lies in /nowhere/at, which is not a folder"],
+    ),
+    (["graph", "WRONG:trouble"], ["invalid for input of size"]),
+    (["check", "gone.yaml", "TINY"], ["gone.yaml cannot be read"]),
+    (["check", "TINY", "TINY"], ["not YAML: line 1"]),
+    (["export", "gone.yaml", "--to", "torch"], ["gone.yaml cannot be read"]),
+    (["graph", "TINY", "--out", "graph.txt"], ["--out writes the document of --json"]),
+    (["report", "gone.pickle"], ["There is no run gone.pickle"]),
+])  # fmt: skip
 def test_bad_input_is_one_sentence_and_exit_code_2(
     shared: Worker, tiny: str, arguments: list[str], words: list[str]
 ) -> None:
@@ -132,14 +129,11 @@ def test_check_knows_under_which_conditions_the_policy_runs(shared: Worker, tiny
     assert "no block or parameter" in run("check", str(path), tiny, "--frozen", "blocs.0", code=2).stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "names", "rank"),
-    [
-        ("r=16,targets=q_proj+v_proj", {"q_proj", "layers.3.q_proj", "v_proj"}, 16),
-        ("targets=0.qkv", {"0.qkv", "blocks.0.qkv"}, 8),
-        ("r=2, targets=head+", {"head", "a.head"}, 2),
-    ],
-)
+@pytest.mark.parametrize(("text", "names", "rank"), [
+    ("r=16,targets=q_proj+v_proj", {"q_proj", "layers.3.q_proj", "v_proj"}, 16),
+    ("targets=0.qkv", {"0.qkv", "blocks.0.qkv"}, 8),
+    ("r=2, targets=head+", {"head", "a.head"}, 2),
+])  # fmt: skip
 def test_adapters_are_named_by_the_ends_of_layers(text: str, names: set[str], rank: int) -> None:
     lora = lora_of(text)
     others = {"q_proj2", "my_q_proj", "q_proj.x", "blocks.10xqkv", "ahead", "blocks.00.qkv"}

@@ -148,21 +148,18 @@ def test_a_card_that_no_policy_fits_is_the_planners_sentence(wide: str) -> None:
     assert re.search("o policy (was found that )?brings this step below 30.0 MiB: the least that", said), said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "needs one of --budget and --time"),
-        (["--budget", "+10 % time", "--time", "+5%"], "both limit the time"),
-        (["--budget", "card"], "none is named"),
-        (["--budget", "1000000"], "1000000 has no unit"),
-        (["--budget", ">60 MiB"], "the most that may be used"),
-        (["--budget", "60XX"], "'60XX' is not a size"),
-        (["--time", "10"], "'10' is not a share"),
-        (["--card", "b200"], "this run does not predict for one"),
-        (["--predict", "--card", "b201"], "neither a card that is listed here nor a size"),
-        (["--predict", "--card", "700MiB"], "driver and context may take 800.0 MiB of it"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    ([], "needs one of --budget and --time"),
+    (["--budget", "+10 % time", "--time", "+5%"], "both limit the time"),
+    (["--budget", "card"], "none is named"),
+    (["--budget", "1000000"], "1000000 has no unit"),
+    (["--budget", ">60 MiB"], "the most that may be used"),
+    (["--budget", "60XX"], "'60XX' is not a size"),
+    (["--time", "10"], "'10' is not a share"),
+    (["--card", "b200"], "this run does not predict for one"),
+    (["--predict", "--card", "b201"], "neither a card that is listed here nor a size"),
+    (["--predict", "--card", "700MiB"], "driver and context may take 800.0 MiB of it"),
+])  # fmt: skip
 def test_what_is_asked_for_must_be_one_thing(arguments: list[str], sentence: str) -> None:
     assert sentence in run(*UNET, *arguments, code=2).stderr
 

@@ -27,7 +27,6 @@ from torch.nn import functional as F
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = "gpt mlp resnet unet recurrent tied_lm vit"
 """All samples but the mixture of experts, whose way depends on values."""
-LOSSES = ("mse_loss", "smooth_l1_loss", "l1_loss", "huber_loss", "binary_cross_entropy_with_logits")
 LETTERS = {
     "alloc": "a", "free_requested": "r", "free_completed": "f", "segment_alloc": "s", "segment_free": "u",
     "segment_map": "m", "segment_unmap": "n", "oom": "o", "snapshot": "p",

@@ -113,18 +113,15 @@ def test_a_result_answers_a_job_that_waits_for_the_same_run(alone: Worker, tmp_p
     assert not same._began and other._began and len(Store(alone.store_path).list()) == 2
 
 
-@pytest.mark.parametrize(
-    ("target", "kind", "words", "trace"),
-    [
-        ("raises", "model raised", "forward raised", "fake_worker.py"),
-        ("bug:key", "internal", "TypeError: cannot use a str", "fake_worker.py"),
-        ("leaves", "model raised", "sys.exit(3)", "fake_worker.py"),
-        ("segfault", "crash", "SIGSEGV", "fake_worker.py"),
-        ("killed", "crash", "SIGKILL", ""),
-        ("exits", "crash", "exit code 3", "going"),
-        ("prints", "", "", ""),
-    ],
-)
+@pytest.mark.parametrize(("target", "kind", "words", "trace"), [
+    ("raises", "model raised", "forward raised", "fake_worker.py"),
+    ("bug:key", "internal", "TypeError: cannot use a str", "fake_worker.py"),
+    ("leaves", "model raised", "sys.exit(3)", "fake_worker.py"),
+    ("segfault", "crash", "SIGSEGV", "fake_worker.py"),
+    ("killed", "crash", "SIGKILL", ""),
+    ("exits", "crash", "exit code 3", "going"),
+    ("prints", "", "", ""),
+])  # fmt: skip
 def test_an_error_or_a_crash_is_a_result_and_the_next_run_works(
     worker: Worker, target: str, kind: str, words: str, trace: str
 ) -> None:
@@ -386,17 +383,14 @@ def test_reports_are_passed_on_and_the_answer_is_returned() -> None:
     assert answer_of(Ended(bytes_of(REPORT, *EVENTS)), heard) == EVENTS[1] and heard == [REPORT, REPORT]
 
 
-@pytest.mark.parametrize(
-    ("code", "out_of_memory", "kind", "words"),
-    [
-        (-11, False, "crash", "SIGSEGV"),
-        (-250, False, "crash", "signal 250"),
-        (3, None, "crash", "exit code 3"),
-        (-9, True, "out of memory", ""),
-        (-9, False, "crash", "SIGKILL"),
-        (None, None, "crash", "fork server"),
-    ],
-)
+@pytest.mark.parametrize(("code", "out_of_memory", "kind", "words"), [
+    (-11, False, "crash", "SIGSEGV"),
+    (-250, False, "crash", "signal 250"),
+    (3, None, "crash", "exit code 3"),
+    (-9, True, "out of memory", ""),
+    (-9, False, "crash", "SIGKILL"),
+    (None, None, "crash", "fork server"),
+])  # fmt: skip
 def test_an_end_without_an_answer_is_one(code: int | None, out_of_memory: bool | None, kind: str, words: str) -> None:
     heard: list[Event] = []
     answer = answer_of(Ended(bytes_of(REPORT), code, out_of_memory), heard)

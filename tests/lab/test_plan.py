@@ -52,19 +52,16 @@ def test_a_file_added_is_a_lesson_offered_last_on_its_shelf(tmp_path: Path, monk
     assert lesson_called("one-more").paragraphs == ("A file is all that it takes.", "Nothing else names it.")
 
 
-@pytest.mark.parametrize(
-    ("written", "instead", "fault"),
-    [
-        ("QUESTION = ", "ASKED = ", "it has no QUESTION"),
-        ("WORDS = ", "ABOUT = ", "it has no WORDS"),
-        ('THEME = "Traps"', 'THEME = "Odds and ends"', r"Invalid enum value 'Odds and ends'.*theme"),
-        ('("gradient",)', "tuple(map(str, [1]))", "WORDS is no literal"),
-        ("def run(", "def run(:", "invalid syntax"),
-        ('THEME = "Traps"', 'THEME, PLACE = "Traps", "first"', "could not convert string to float: 'first'"),
-        ('{"this": "This one", "that": "That one"}', '"this or that"', "SWITCHES must be"),
-        ("\n\nA file is all that\nit takes.\n\nNothing else names it.\n", "", "no story below its title"),
-    ],
-)
+@pytest.mark.parametrize(("written", "instead", "fault"), [
+    ("QUESTION = ", "ASKED = ", "it has no QUESTION"),
+    ("WORDS = ", "ABOUT = ", "it has no WORDS"),
+    ('THEME = "Traps"', 'THEME = "Odds and ends"', r"Invalid enum value 'Odds and ends'.*theme"),
+    ('("gradient",)', "tuple(map(str, [1]))", "WORDS is no literal"),
+    ("def run(", "def run(:", "invalid syntax"),
+    ('THEME = "Traps"', 'THEME, PLACE = "Traps", "first"', "could not convert string to float: 'first'"),
+    ('{"this": "This one", "that": "That one"}', '"this or that"', "SWITCHES must be"),
+    ("\n\nA file is all that\nit takes.\n\nNothing else names it.\n", "", "no story below its title"),
+])  # fmt: skip
 def test_a_file_that_is_no_lesson_is_named_with_its_fault(
     written: str, instead: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,19 +246,16 @@ def inside(loss: Callable[[Net], Tensor], **options: Any) -> Callable[[Net, torc
     return step
 
 
-@pytest.mark.parametrize(
-    ("step", "reason"),
-    [
-        (in_optimizer, "outside of the model's forward and backward"),
-        (in_backward_of_loss, "in the backward of the loss"),
-        (inside(lambda net: net(batch(1)[0]).sum() + net(batch(2)[0]).sum()), "2 calls of the model"),
-        (inside(lambda net: net(batch(1)[0]).sum() + net.head.weight.square().sum()), "a parameter outside"),
-        (inside(lambda net: net(batch(1)[0].requires_grad_()).sum()), "input needs a gradient"),
-        (inside(lambda net: net(batch(1)[0]).sum(), retain_graph=True), "keeps its graph"),
-        (inside(lambda net: (out := net(*batch(1)))["loss"] + out["logits"].sum()), "two outputs"),
-        (inside(lambda net: net(batch(1)[0]).sum()), "no plan with a lower peak is left"),
-    ],
-)
+@pytest.mark.parametrize(("step", "reason"), [
+    (in_optimizer, "outside of the model's forward and backward"),
+    (in_backward_of_loss, "in the backward of the loss"),
+    (inside(lambda net: net(batch(1)[0]).sum() + net(batch(2)[0]).sum()), "2 calls of the model"),
+    (inside(lambda net: net(batch(1)[0]).sum() + net.head.weight.square().sum()), "a parameter outside"),
+    (inside(lambda net: net(batch(1)[0].requires_grad_()).sum()), "input needs a gradient"),
+    (inside(lambda net: net(batch(1)[0]).sum(), retain_graph=True), "keeps its graph"),
+    (inside(lambda net: (out := net(*batch(1)))["loss"] + out["logits"].sum()), "two outputs"),
+    (inside(lambda net: net(batch(1)[0]).sum()), "no plan with a lower peak is left"),
+])  # fmt: skip
 def test_what_cannot_be_undone_is_refused_in_a_sentence(step: Any, reason: str) -> None:
     notes = refused_in(step)
     assert f"Not healed: {reason}" in notes or reason in notes.partition("Not healed: ")[2], notes

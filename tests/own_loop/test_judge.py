@@ -177,15 +177,12 @@ def other_names(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(
-    ("make", "step", "words"),
-    [
-        (other_values, backward, "other values or shapes in norm.weight"),
-        (other_names, backward, "norm.weight, norm.bias of the reference alone; final.weight, final.bias of the cand"),
-        (lambda model: nn.Linear(3, 3), backward, "share no name of a parameter"),
-        (lambda model: model, forward_alone, "Neither step left a gradient"),
-    ],
-)
+@pytest.mark.parametrize(("make", "step", "words"), [
+    (other_values, backward, "other values or shapes in norm.weight"),
+    (other_names, backward, "norm.weight, norm.bias of the reference alone; final.weight, final.bias of the cand"),
+    (lambda model: nn.Linear(3, 3), backward, "share no name of a parameter"),
+    (lambda model: model, forward_alone, "Neither step left a gradient"),
+])  # fmt: skip
 def test_what_cannot_be_judged_is_refused_in_one_sentence(make: Any, step: Any, words: str) -> None:
     model = decoder()
     with pytest.raises(BadInput, match=words):
@@ -413,17 +410,14 @@ class AdamWInFloat32(torch.optim.Optimizer):
                 p.sub_(group["lr"] * (own["mean"] / first) / ((own["square"] / second).sqrt() + 1e-8))
 
 
-@pytest.mark.parametrize(
-    ("reference", "candidate"),
-    [
-        (of(AdamW, lr=1e-2), of(AdamW, lr=1e-2, fused=True)),
-        (of(AdamW, lr=1e-2), of(AdamWInFloat32, lr=1e-2)),
-        (of(AdamW, lr=1e-4), of(AdamWInFloat32, lr=1e-4)),
-        (of(SGD, lr=0.1, momentum=0.9), of(SGD, lr=0.1, momentum=0.9, fused=True)),
-        (of(SGD, lr=1e-2), of(SGD, lr=1e-2 * (1 + 1e-6))),
-        (of(LBFGS, lr=0.1), of(LBFGS, lr=0.1)),
-    ],
-)
+@pytest.mark.parametrize(("reference", "candidate"), [
+    (of(AdamW, lr=1e-2), of(AdamW, lr=1e-2, fused=True)),
+    (of(AdamW, lr=1e-2), of(AdamWInFloat32, lr=1e-2)),
+    (of(AdamW, lr=1e-4), of(AdamWInFloat32, lr=1e-4)),
+    (of(SGD, lr=0.1, momentum=0.9), of(SGD, lr=0.1, momentum=0.9, fused=True)),
+    (of(SGD, lr=1e-2), of(SGD, lr=1e-2 * (1 + 1e-6))),
+    (of(LBFGS, lr=0.1), of(LBFGS, lr=0.1)),
+])  # fmt: skip
 def test_the_same_step_in_other_arithmetic_is_rounding(reference: Make, candidate: Make) -> None:
     judged(reference, candidate).require()
 

@@ -181,23 +181,20 @@ def test_what_people_usually_think_is_offered() -> None:
     assert answers == [200, 100, 70, 50]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "kind", "member"),
-    [
-        ("net.py", f"{NET}class Net(nn.Module):\n    def __init__(self): self.a = Block()\n", "model", ":Net"),
-        ("made.py", f"{NET}def make_net(n=3): ...", "model", ":make_net"),
-        ("held.py", f"{NET}net = Block()\n", "model", ":net"),
-        ("one.py", "import torch\nloss = torch.nn.MSELoss()\nmodel = torch.nn.Linear(10, 10)\n", "model", ":model"),
-        ("beside.py", f"{NET}act = nn.ReLU()\n", "model", ":Block"),
-        ("loop.py", f"{NET}for i in range(3):\n    loss.backward()\n", "script", ""),
-        ("hydra.py", "from lib import main\nif __name__ == '__main__':\n    main()\n", "script", ""),
-        ("config.json", '{"model_type": "gpt2"}', "model", ""),
-        ("p.yaml", "version: 1", "policy", ""),
-        ("x.lock", '{"packages": {}, "step": {}}', "lock", ""),
-        ("any.thing", "checkpoint-explorer run\nrest", "run", ""),
-        ("t.json", '{"traceEvents": []}', "history", ""),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "kind", "member"), [
+    ("net.py", f"{NET}class Net(nn.Module):\n    def __init__(self): self.a = Block()\n", "model", ":Net"),
+    ("made.py", f"{NET}def make_net(n=3): ...", "model", ":make_net"),
+    ("held.py", f"{NET}net = Block()\n", "model", ":net"),
+    ("one.py", "import torch\nloss = torch.nn.MSELoss()\nmodel = torch.nn.Linear(10, 10)\n", "model", ":model"),
+    ("beside.py", f"{NET}act = nn.ReLU()\n", "model", ":Block"),
+    ("loop.py", f"{NET}for i in range(3):\n    loss.backward()\n", "script", ""),
+    ("hydra.py", "from lib import main\nif __name__ == '__main__':\n    main()\n", "script", ""),
+    ("config.json", '{"model_type": "gpt2"}', "model", ""),
+    ("p.yaml", "version: 1", "policy", ""),
+    ("x.lock", '{"packages": {}, "step": {}}', "lock", ""),
+    ("any.thing", "checkpoint-explorer run\nrest", "run", ""),
+    ("t.json", '{"traceEvents": []}', "history", ""),
+])  # fmt: skip
 def test_a_file_is_recognized_by_its_text(tmp_path: Path, name: str, text: str, kind: str, member: str) -> None:
     (file := tmp_path / name).write_text(text)
     source = recognize(str(file))

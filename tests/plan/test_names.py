@@ -60,19 +60,16 @@ def test_products_are_what_flops_are_counted_of_and_nothing_writes_into() -> Non
     assert names.products_kept(("norm",), known) == Unit(blocks=("norm",)), "nothing to keep: recomputed whole"
 
 
-@pytest.mark.parametrize(
-    ("text", "n_bytes"),
-    [
-        ("1.5GiB", 1610612736),
-        ("800MiB", 838860800),
-        ("123456B", 123456),
-        ("123456", 123456),
-        (" 64 kib ", 65536),
-        (".5KiB", 512),
-        ("1TiB", 2**40),
-        ("0", 0),
-    ],
-)
+@pytest.mark.parametrize(("text", "n_bytes"), [
+    ("1.5GiB", 1610612736),
+    ("800MiB", 838860800),
+    ("123456B", 123456),
+    ("123456", 123456),
+    (" 64 kib ", 65536),
+    (".5KiB", 512),
+    ("1TiB", 2**40),
+    ("0", 0),
+])  # fmt: skip
 def test_sizes(text: str, n_bytes: int) -> None:
     assert parse_bytes(text) == n_bytes
 
@@ -88,22 +85,19 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parse_bytes(text)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "text"),
-    [
-        (206 * MIB, 56 * MIB, "206.0 to 56.0 MiB"),
-        (15 * MIB, MIB // 2, "15.0 to 0.5 MiB"),
-        (15 * MIB, 0.46 * MIB, "15.0 to 0.46 MiB"),
-        (98.3 * 1024, 103.1 * 1024, "98.3 to 103.1 KiB"),
-        (334_234, 339_251, "326.4 to 331.3 KiB"),
-        (0.999 * MIB, 1.0004 * MIB, "0.999 to 1.000 MiB"),
-        (2048 * MIB, 300 * MIB, "2.00 to 0.29 GiB"),
-        (15 * MIB, 96, "15.0 MiB to 96 B"),
-        (100, 10, "100 to 10 B"),
-        (216_006_656, 216_006_664, "216,006,656 to 216,006,664 B"),
-        (0, 0, "0 to 0 MiB"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "text"), [
+    (206 * MIB, 56 * MIB, "206.0 to 56.0 MiB"),
+    (15 * MIB, MIB // 2, "15.0 to 0.5 MiB"),
+    (15 * MIB, 0.46 * MIB, "15.0 to 0.46 MiB"),
+    (98.3 * 1024, 103.1 * 1024, "98.3 to 103.1 KiB"),
+    (334_234, 339_251, "326.4 to 331.3 KiB"),
+    (0.999 * MIB, 1.0004 * MIB, "0.999 to 1.000 MiB"),
+    (2048 * MIB, 300 * MIB, "2.00 to 0.29 GiB"),
+    (15 * MIB, 96, "15.0 MiB to 96 B"),
+    (100, 10, "100 to 10 B"),
+    (216_006_656, 216_006_664, "216,006,656 to 216,006,664 B"),
+    (0, 0, "0 to 0 MiB"),
+])  # fmt: skip
 def test_two_sizes_share_a_unit(old: float, new: float, text: str) -> None:
     assert from_to(old, new) == text
 

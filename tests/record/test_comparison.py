@@ -216,17 +216,14 @@ def test_a_gradient_that_is_zero_but_for_noise_never_leads() -> None:
     assert compared(noise, wrong, wrong, born).furthest_first[0].name == "born"
 
 
-@pytest.mark.parametrize(
-    ("norm", "error", "relative", "first"),
-    [
-        (0.9e-3, 0.9e-3, 0.5, "w"),
-        (1.1e-3, 1.1e-3, 0.5, "bias"),
-        (1e-6, 0.51e-6, 0.5, "w"),
-        (1e-6, 0.49e-6, 0.5, "bias"),
-        (1e-4, 1e-4, 9.9, "w"),
-        (1e-4, 1e-4, 10.1, "bias"),
-    ],
-)
+@pytest.mark.parametrize(("norm", "error", "relative", "first"), [
+    (0.9e-3, 0.9e-3, 0.5, "w"),
+    (1.1e-3, 1.1e-3, 0.5, "bias"),
+    (1e-6, 0.51e-6, 0.5, "w"),
+    (1e-6, 0.49e-6, 0.5, "bias"),
+    (1e-4, 1e-4, 9.9, "w"),
+    (1e-4, 1e-4, 10.1, "bias"),
+])  # fmt: skip
 def test_noise_is_half_wrong_and_a_thousandth_of_the_median_norm(
     norm: float, error: float, relative: float, first: str
 ) -> None:

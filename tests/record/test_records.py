@@ -49,16 +49,13 @@ def test_a_record_with_columns_comes_back_as_it_was(log: Allocations) -> None:
     assert from_plain(to_plain(log), Allocations) == log
 
 
-@pytest.mark.parametrize(
-    ("document", "words"),
-    [
-        (b'{"n_ticks": 1}', "missing required field"),
-        (b'{"n_ticks": "one"}', "n_ticks"),
-        (b'{"surprise": 1}', "surprise"),
-        (b"{", "Allocations"),
-        (b"\xff", "Allocations"),
-    ],
-)
+@pytest.mark.parametrize(("document", "words"), [
+    (b'{"n_ticks": 1}', "missing required field"),
+    (b'{"n_ticks": "one"}', "n_ticks"),
+    (b'{"surprise": 1}', "surprise"),
+    (b"{", "Allocations"),
+    (b"\xff", "Allocations"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused_with_the_field(document: bytes, words: str) -> None:
     with pytest.raises(UnreadableFile, match=words):
         from_json(document, Allocations)
@@ -112,16 +109,13 @@ def test_a_name_is_a_unit_and_a_tuple_is_a_segment() -> None:
     assert Policy.recompute([]) == KEEP_ALL
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Policy.recompute("blocks.0"),
-        lambda: Policy.recompute(["blocks.0"], restore_rng="python"),
-        lambda: Policy(restore_rng="blocks.0"),
-        lambda: Unit(blocks="blocks.0"),
-        lambda: Unit(blocks=("blocks.0",), action="save_ops", save_ops="aten.mm.default"),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    lambda: Policy.recompute("blocks.0"),
+    lambda: Policy.recompute(["blocks.0"], restore_rng="python"),
+    lambda: Policy(restore_rng="blocks.0"),
+    lambda: Unit(blocks="blocks.0"),
+    lambda: Unit(blocks=("blocks.0",), action="save_ops", save_ops="aten.mm.default"),
+])  # fmt: skip
 def test_one_name_where_names_belong_is_refused_and_not_spelled_out(make: Callable[[], object]) -> None:
     with pytest.raises(InvalidPolicy, match="one name where a list of names belongs"):
         make()
@@ -184,21 +178,18 @@ def test_any_failure_can_be_written_and_shown(text: str, part: str, times: int) 
     assert all(len(word) <= 240 for word in failure.hint.split())
 
 
-@pytest.mark.parametrize(
-    ("error", "in_step", "elsewhere"),
-    [
-        (ModelFailed("x"), "model raised", "model raised"),
-        (BadInput("x"), "bad input", "bad input"),
-        (NotOnThisDevice("x"), "not on this device", "not on this device"),
-        (Cancelled("x"), "cancelled", "cancelled"),
-        (TimedOut("x"), "time-out", "time-out"),
-        (Crashed("x"), "crash", "crash"),
-        (KeyboardInterrupt(), "cancelled", "cancelled"),
-        (SystemExit(3), "model raised", "model raised"),
-        (GeneratorExit(), "model raised", "model raised"),
-        (KeyError("x"), "model raised", "internal"),
-    ],
-)
+@pytest.mark.parametrize(("error", "in_step", "elsewhere"), [
+    (ModelFailed("x"), "model raised", "model raised"),
+    (BadInput("x"), "bad input", "bad input"),
+    (NotOnThisDevice("x"), "not on this device", "not on this device"),
+    (Cancelled("x"), "cancelled", "cancelled"),
+    (TimedOut("x"), "time-out", "time-out"),
+    (Crashed("x"), "crash", "crash"),
+    (KeyboardInterrupt(), "cancelled", "cancelled"),
+    (SystemExit(3), "model raised", "model raised"),
+    (GeneratorExit(), "model raised", "model raised"),
+    (KeyError("x"), "model raised", "internal"),
+])  # fmt: skip
 def test_the_table_of_kinds(error: BaseException, in_step: str, elsewhere: str) -> None:
     assert failure_of(error, in_step=True).kind == in_step
     assert failure_of(error, in_step=False).kind == elsewhere
@@ -224,40 +215,33 @@ def broken(name: str, place: int, value: int) -> Measurement:
     return changed(**{name: column(values)})
 
 
-@pytest.mark.parametrize(
-    ("run", "fault"),
-    [
-        (changed(n_ticks=10**9), "1000000000 ticks for"),
-        (changed(role=column()), "role has 0 entries instead of"),
-        (broken("role", 0, 99), "role goes from 0 to 99"),
-        (broken("block", 1, -1), "block goes from -1"),
-        (broken("n_bytes", 0, -5), "n_bytes goes from -5"),
-        (broken("died", -1, 0), "an allocation dies before it is born"),
-        (changed(time_ns=column([1])), "time_ns has 1 entries for"),
-        (changed(weight_casts=column([10**6])), "weight_casts goes from 1000000"),
-        (changed(released=column([1])), "released has 1 entries instead of"),
-        (
-            msgspec.structs.replace(RUN, phases=(PhaseSpan(phase="forward", block="", first_tick=5, end_tick=4),)),
-            "a phase from tick 5 to 4",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("run", "fault"), [
+    (changed(n_ticks=10**9), "1000000000 ticks for"),
+    (changed(role=column()), "role has 0 entries instead of"),
+    (broken("role", 0, 99), "role goes from 0 to 99"),
+    (broken("block", 1, -1), "block goes from -1"),
+    (broken("n_bytes", 0, -5), "n_bytes goes from -5"),
+    (broken("died", -1, 0), "an allocation dies before it is born"),
+    (changed(time_ns=column([1])), "time_ns has 1 entries for"),
+    (changed(weight_casts=column([10**6])), "weight_casts goes from 1000000"),
+    (changed(released=column([1])), "released has 1 entries instead of"),
+    (
+        msgspec.structs.replace(RUN, phases=(PhaseSpan(phase="forward", block="", first_tick=5, end_tick=4),)),
+        "a phase from tick 5 to 4",
+    ),
+])  # fmt: skip
 def test_a_fault_is_told_by_name(run: Measurement, fault: str) -> None:
     assert unsound(run).startswith(fault)
 
 
 @pytest.mark.parametrize(("n_ticks", "fault"), [(6, ""), (7, "7 ticks for 3 allocations")])
 def test_each_allocation_has_two_ticks_at_most(n_ticks: int, fault: str) -> None:
-    assert unsound(replace_log(log_of([(5, 1, 2)] * 3, n_ticks))) == fault
+    assert unsound(replace(RUN, allocations=log_of([(5, 1, 2)] * 3, n_ticks), phases=())) == fault
 
 
 @pytest.mark.parametrize(("lived", "fault"), [(0, ""), (-1, "an allocation dies before it is born")])
 def test_an_allocation_may_die_when_it_is_born_and_not_before(lived: int, fault: str) -> None:
-    assert unsound(replace_log(log_of([(5, 2, lived), (5, 1, 2)], 4))) == fault
-
-
-def replace_log(log: Allocations) -> Measurement:
-    return msgspec.structs.replace(RUN, allocations=log, phases=())
+    assert unsound(replace(RUN, allocations=log_of([(5, 2, lived), (5, 1, 2)], 4), phases=())) == fault
 
 
 @pytest.mark.parametrize(("ratio", "is_read"), [(190, True), (210, False)])

@@ -12,27 +12,13 @@ from dataclasses import dataclass, field
 import msgspec
 from hypothesis import strategies as st
 
-from explorer.record import (
-    ROLES,
-    Allocations,
-    AllocatorPeaks,
-    Calls,
-    Comparison,
-    Environment,
-    GradientDiff,
-    MeasuredBlock,
-    Measurement,
-    ModelRef,
-    Phase,
-    PhaseSpan,
-    Policy,
-    Role,
-    RunSpec,
-    Samples,
-    Times,
-)
+from explorer.record.allocations import ROLES, Allocations, Calls, Phase, PhaseSpan, Role
 from explorer.record.base import column
-from explorer.record.run import Optimizer
+from explorer.record.comparison import Comparison, GradientDiff
+from explorer.record.graph import ModelRef
+from explorer.record.measurement import AllocatorPeaks, Environment, MeasuredBlock, Measurement, Samples, Times
+from explorer.record.policy import Policy
+from explorer.record.run import Optimizer, RunSpec
 
 MIB = 1024**2
 HOST = Environment(

@@ -9,21 +9,12 @@ import msgspec
 import pytest
 
 from explorer.plan.why.gradients import causes
-from explorer.record import (
-    BufferDiff,
-    Comparison,
-    Failure,
-    GradientDiff,
-    Hazard,
-    LateRead,
-    MaskDiff,
-    Policy,
-    RngDiff,
-    Samples,
-    StateChange,
-    StateDiff,
-    Times,
-)
+from explorer.record.comparison import BufferDiff, Comparison, GradientDiff, MaskDiff, RngDiff, StateChange, StateDiff
+from explorer.record.failure import Failure
+from explorer.record.graph import Hazard
+from explorer.record.late_read import LateRead
+from explorer.record.measurement import Samples, Times
+from explorer.record.policy import Policy
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time, time_answer
 from explorer.view.compare.front import TOO_FEW, UNSAFE, Mark, RunPoint, front_chart, is_ahead, run_plane
 from explorer.view.compare.gradients import (

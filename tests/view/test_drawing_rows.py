@@ -198,18 +198,15 @@ def test_counts_changes_and_axes() -> None:
     assert [flops(n) for n in (None, 0, 999, 1500, 16_490_000_000)] == texts
 
 
-@pytest.mark.parametrize(
-    ("median", "half", "text"),
-    [
-        (192, 0.389, "192.0 ± 0.4 ms"),
-        (531, 3.32, "531 ± 3 ms"),
-        (1234, 22.2, "1,234 ± 22 ms"),
-        (3.4, 0.0543, "3.40 ± 0.05 ms"),
-        (0.0123, 0.001, "0.012 ± 0.001 ms"),
-        (100, 1e-9, "100.0000 ± 0.0000 ms"),
-        (5, 0, "5 ± 0 ms"),
-    ],
-)
+@pytest.mark.parametrize(("median", "half", "text"), [
+    (192, 0.389, "192.0 ± 0.4 ms"),
+    (531, 3.32, "531 ± 3 ms"),
+    (1234, 22.2, "1,234 ± 22 ms"),
+    (3.4, 0.0543, "3.40 ± 0.05 ms"),
+    (0.0123, 0.001, "0.012 ± 0.001 ms"),
+    (100, 1e-9, "100.0000 ± 0.0000 ms"),
+    (5, 0, "5 ± 0 ms"),
+])  # fmt: skip
 def test_median_and_spread_end_at_the_same_digit(median: float, half: float, text: str) -> None:
     quartiles = (median - half, median - half, median, median + half, median + half)
     assert milliseconds(Samples(ms=quartiles)) == text

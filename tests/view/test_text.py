@@ -124,22 +124,19 @@ def plan_of(proof: Certificate, *, budget: int | None = MIB) -> Plan:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("gap", "budget", "n_segments", "sentence"),
-    [
-        (0.0, MIB, 0, "Proven: no other choice among 99 modules, at most one inside another, is faster."),
-        (0.0, None, 0, "Proven: no other choice among 99 modules, at most one inside another, needs less memory."),
-        (
-            0.031,
-            MIB,
-            24,
-            "Nearly proven: no other choice among 75 modules and 24 segments, at most one inside another, is faster by "
-            "more than 3.1 %.",
-        ),
-        (0.0, MIB, 99, "Proven: no other choice among 99 segments, is faster."),
-        (1.0, MIB, 98, "The best that was found in time among 1 module and 98 segments; nothing is proven."),
-    ],
-)
+@pytest.mark.parametrize(("gap", "budget", "n_segments", "sentence"), [
+    (0.0, MIB, 0, "Proven: no other choice among 99 modules, at most one inside another, is faster."),
+    (0.0, None, 0, "Proven: no other choice among 99 modules, at most one inside another, needs less memory."),
+    (
+        0.031,
+        MIB,
+        24,
+        "Nearly proven: no other choice among 75 modules and 24 segments, at most one inside another, is faster by "
+        "more than 3.1 %.",
+    ),
+    (0.0, MIB, 99, "Proven: no other choice among 99 segments, is faster."),
+    (1.0, MIB, 98, "The best that was found in time among 1 module and 98 segments; nothing is proven."),
+])  # fmt: skip
 def test_a_certificate_in_words(gap: float, budget: int | None, n_segments: int, sentence: str) -> None:
     proof = Certificate(bound=1.0, gap=gap, n_candidates=99, n_rows=7, n_solves=1, n_segments=n_segments)
     words, meaning = certificate(plan_of(proof, budget=budget))
@@ -176,21 +173,18 @@ def test_each_action_has_its_words() -> None:
 EVERY = Forecast(step_peak_bytes=600, time_ratio=1.3, time_ratio_spread=0.1)
 
 
-@pytest.mark.parametrize(
-    ("other", "is_better"),
-    [
-        ({"time_ratio": 1.5}, False),
-        ({"time_ratio": 1.25}, False),  # within the spread
-        ({"time_ratio": 1.19}, True),
-        ({"time_ratio": 1.19, "step_peak_bytes": 604}, True),  # the same peak
-        ({"time_ratio": 1.19, "step_peak_bytes": 606}, False),
-        ({"step_peak_bytes": 594}, True),
-        ({"step_peak_bytes": 596}, False),
-        ({"step_peak_bytes": 500, "time_ratio": 1.31}, False),
-        ({"step_peak_bytes": None}, False),
-        ({"time_ratio": None}, False),
-    ],
-)
+@pytest.mark.parametrize(("other", "is_better"), [
+    ({"time_ratio": 1.5}, False),
+    ({"time_ratio": 1.25}, False),  # within the spread
+    ({"time_ratio": 1.19}, True),
+    ({"time_ratio": 1.19, "step_peak_bytes": 604}, True),  # the same peak
+    ({"time_ratio": 1.19, "step_peak_bytes": 606}, False),
+    ({"step_peak_bytes": 594}, True),
+    ({"step_peak_bytes": 596}, False),
+    ({"step_peak_bytes": 500, "time_ratio": 1.31}, False),
+    ({"step_peak_bytes": None}, False),
+    ({"time_ratio": None}, False),
+])  # fmt: skip
 def test_a_preset_is_beaten_by_one_that_is_better_by_more_than_the_noise(
     other: dict[str, float | None], is_better: bool
 ) -> None:
@@ -199,14 +193,11 @@ def test_a_preset_is_beaten_by_one_that_is_better_by_more_than_the_noise(
     assert effects_of_presets({"every-2": EVERY, "all": Forecast()}, None)["every-2"] == expected(EVERY, None)
 
 
-@pytest.mark.parametrize(
-    ("headlines", "flops", "time"),
-    [
-        ({"flop_ratio": 1.333, "time_ratio": 1.25, "time_ratio_spread": 0.02}, "+33 %", "×1.25 ± 0.02"),
-        ({"step_ms": 12.3}, "", "12 ms"),
-        ({"step_ms": 1.234}, "", "1.23 ms"),
-        ({}, "", ""),
-    ],
-)
+@pytest.mark.parametrize(("headlines", "flops", "time"), [
+    ({"flop_ratio": 1.333, "time_ratio": 1.25, "time_ratio_spread": 0.02}, "+33 %", "×1.25 ± 0.02"),
+    ({"step_ms": 12.3}, "", "12 ms"),
+    ({"step_ms": 1.234}, "", "1.23 ms"),
+    ({}, "", ""),
+])  # fmt: skip
 def test_of_stored_headlines(headlines: dict[str, Any], flops: str, time: str) -> None:
     assert (stored_flops(headlines), stored_time(headlines)) == (flops, time)

@@ -221,14 +221,11 @@ class Planned(Ticking):
         return next(self.steps) if last - first > 1 else 1.0
 
 
-@pytest.mark.parametrize(
-    ("swept", "few", "many", "expected"),
-    [
-        (3.0 + FEW * 0.1, 1.0 + FEW * 0.1, 1.0 + MANY * 0.1, (3.0, 1.0, 0.1)),
-        (2.0, 1.0, 0.5, (2.0, 1.0, 0.0)),  # nothing is negative
-        (-1.0, -1.0, -1.0, (0.0, 0.0, 0.0)),
-    ],
-)
+@pytest.mark.parametrize(("swept", "few", "many", "expected"), [
+    (3.0 + FEW * 0.1, 1.0 + FEW * 0.1, 1.0 + MANY * 0.1, (3.0, 1.0, 0.1)),
+    (2.0, 1.0, 0.5, (2.0, 1.0, 0.0)),  # nothing is negative
+    (-1.0, -1.0, -1.0, (0.0, 0.0, 0.0)),
+])  # fmt: skip
 def test_a_checkpoint_costs_the_median_of_what_is_left_over(
     swept: float, few: float, many: float, expected: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -223,14 +223,11 @@ def on_b200(name: str) -> tuple[Measurement, Forecaster, ModelGraph]:
     return run, Forecaster(run, graph), graph
 
 
-@pytest.mark.parametrize(
-    ("name", "model"),
-    [
-        ("all", "gpt"),  # its backward casts a gradient before it reads what was saved
-        ("keep-products", "vit"),
-        ("nested beside a segment", "tiny"),
-    ],
-)
+@pytest.mark.parametrize(("name", "model"), [
+    ("all", "gpt"),  # its backward casts a gradient before it reads what was saved
+    ("keep-products", "vit"),
+    ("nested beside a segment", "tiny"),
+])  # fmt: skip
 def test_the_forecast_of_a_policy_fills_a_card_as_the_policy_played_does(name: str, model: str) -> None:
     nested = Policy.recompute(["layers.0", "layers.0.inner", ("layers.2", "layers.3")])
     run, forecaster, graph = on_b200(model)

@@ -325,13 +325,10 @@ def test_the_baseline_of_a_step_that_fits_only_with_recompute(name: str, kind: s
         composes(graph, base, replace(policy, preserve_rng_state=stashes, early_stop=seed == 0), rel=5e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "units", "sizes"),
-    [
-        ("gpt", ["embedding.dropout"], {"n_layers": 1, "width": 32, "length": 32, "batch": 8, "vocabulary": 64}),
-        ("resnet", [("stem", "blocks", "head")], {"blocks_per_stage": 2, "n_stages": 2, "side": 8, "batch": 1}),
-    ],
-)
+@pytest.mark.parametrize(("name", "units", "sizes"), [
+    ("gpt", ["embedding.dropout"], {"n_layers": 1, "width": 32, "length": 32, "batch": 8, "vocabulary": 64}),
+    ("resnet", [("stem", "blocks", "head")], {"blocks_per_stage": 2, "n_stages": 2, "side": 8, "batch": 1}),
+])  # fmt: skip
 def test_what_only_a_checkpoint_keeps_is_not_in_the_baseline(
     name: str, units: list[str | tuple[str, ...]], sizes: dict[str, int]
 ) -> None:

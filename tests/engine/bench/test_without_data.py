@@ -126,18 +126,15 @@ def no_embedding():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize(
-    ("factory", "blocks", "lost"),
-    [
-        ("trained", ("embed",), "embed"),
-        ("frozen", ("blocks.0", "blocks.2"), "blocks.0"),
-        ("frozen", ("still", "blocks.1"), ""),  # nothing in `still` trains
-        ("trained", ("blocks.0", "blocks.1", "blocks.2", "blocks.3"), ""),
-        ("trained", ("still", "blocks.3"), ""),
-        ("no_embedding", ("0", "2"), "0"),
-        ("no_embedding", ("1", "3"), ""),
-    ],
-)
+@pytest.mark.parametrize(("factory", "blocks", "lost"), [
+    ("trained", ("embed",), "embed"),
+    ("frozen", ("blocks.0", "blocks.2"), "blocks.0"),
+    ("frozen", ("still", "blocks.1"), ""),  # nothing in `still` trains
+    ("trained", ("blocks.0", "blocks.1", "blocks.2", "blocks.3"), ""),
+    ("trained", ("still", "blocks.3"), ""),
+    ("no_embedding", ("0", "2"), "0"),
+    ("no_embedding", ("1", "3"), ""),
+])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:None of the inputs")  # of a block in which nothing trains
 def test_a_policy_is_played_as_it_is_measured_unless_it_loses_gradients(
     factory: str, blocks: tuple[str, ...], lost: str, reentrant: bool, tmp_path: Path

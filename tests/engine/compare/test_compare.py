@@ -12,7 +12,7 @@ import torch
 
 from explorer.engine.bench import measure, step
 from explorer.engine.compare import compare as compare_module
-from explorer.engine.compare import judgement
+from explorer.engine.compare import spec_program
 from explorer.engine.compare.compare import compare
 from explorer.errors import BadInput, Cancelled
 from explorer.record.base import from_msgpack
@@ -193,7 +193,7 @@ def test_a_watched_step_that_fails_is_no_failure_of_the_candidate(monkeypatch: p
     def fails(*of: object) -> None:
         raise RuntimeError("no watch")
 
-    monkeypatch.setattr(judgement, "RerunWatch", fails)
+    monkeypatch.setattr(spec_program, "RerunWatch", fails)
     comparison = judged_pair(*pair("planted wrong=scaled"))
     assert (comparison.verdict, comparison.masks_watched) == ("different", False)
 

@@ -13,15 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from explorer.engine.compare import diffs as diffs_file
-from explorer.engine.compare.diffs import (
-    TensorsOnDisk,
-    Yardstick,
-    difference,
-    differences,
-    max_ulp,
-    relative_distance,
-    worst_distance,
-)
+from explorer.engine.compare.diffs import TensorsOnDisk, Yardstick, difference, differences, max_ulp, relative_distance
 from explorer.engine.state.bits import dense, same_bits
 from explorer.record.comparison import BufferDiff, GradientDiff, ParameterDiff
 
@@ -58,17 +50,14 @@ def test_a_tensor_equals_its_copy_and_no_tensor_with_one_flipped_bit(values: lis
 ONES = torch.ones(4)
 
 
-@pytest.mark.parametrize(
-    ("baseline", "candidate", "presence", "verdict"),
-    [
-        (torch.tensor([1.0, math.nan]), torch.tensor([1.0, math.nan]), "both", "not comparable"),
-        (ONES, None, "baseline only", "different"),
-        (None, ONES, "candidate only", "different"),
-        (None, None, "neither", "bitwise equal"),
-        (ONES, torch.ones(2, 2), "both", "different"),
-        (ONES, ONES.double(), "both", "different"),
-    ],
-)
+@pytest.mark.parametrize(("baseline", "candidate", "presence", "verdict"), [
+    (torch.tensor([1.0, math.nan]), torch.tensor([1.0, math.nan]), "both", "not comparable"),
+    (ONES, None, "baseline only", "different"),
+    (None, ONES, "candidate only", "different"),
+    (None, None, "neither", "bitwise equal"),
+    (ONES, torch.ones(2, 2), "both", "different"),
+    (ONES, ONES.double(), "both", "different"),
+])  # fmt: skip
 def test_absence_form_and_nan(baseline: Tensor | None, candidate: Tensor | None, presence: str, verdict: str) -> None:
     diff = judged(baseline, candidate)
     assert (diff.presence, diff.verdict) == (presence, verdict)
@@ -143,8 +132,7 @@ def test_a_gradient_that_is_zero_in_both_references_may_be_ten_epsilons_of_the_r
     assert difference(GradientDiff, "bias", torch.zeros(1), noise, yardstick).verdict == verdict
 
 
-EPSILON = 2**-23
-"""Of float32. Borders are in numbers: a test that reads the constants cannot see them change."""
+EPSILON = 2**-23  # of float32; borders are in numbers, as a test that reads the constants cannot see them change
 
 
 @pytest.mark.parametrize(("epsilon", "used"), [(2**-7, EPSILON), (EPSILON, EPSILON), (2**-52, 2**-52)])
@@ -181,8 +169,8 @@ def test_the_length_of_an_optimizer_step_may_be_off_by_512_epsilons(longer: floa
 def test_a_tensor_that_is_small_in_its_run_is_measured_by_the_run() -> None:
     large = torch.ones(1, dtype=torch.float64)
     left = {"a": large, "b": large, "bias": 1e-9 * large}
-    assert worst_distance(left, {**left, "bias": 2e-9 * large}) == pytest.approx(1e-9)
-    assert worst_distance(left, {**left, "a": 1.5 * large}) == 0.5
+    assert diffs_file.worst_distance(left, {**left, "bias": 2e-9 * large}) == pytest.approx(1e-9)
+    assert diffs_file.worst_distance(left, {**left, "a": 1.5 * large}) == 0.5
 
 
 def test_a_reference_that_went_another_way_excuses_nothing() -> None:

@@ -135,16 +135,13 @@ def round_off(model: nn.Module) -> None:
     model[0].weight.data.mul_(1 + 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("change", "block", "same"),
-    [
-        (lambda model: None, None, True),
-        (scale("0"), "0", False),
-        (scale("1.0"), "1.0", False),
-        (scale("2"), "2", False),
-        (round_off, None, False),
-    ],
-)
+@pytest.mark.parametrize(("change", "block", "same"), [
+    (lambda model: None, None, True),
+    (scale("0"), "0", False),
+    (scale("1.0"), "1.0", False),
+    (scale("2"), "2", False),
+    (round_off, None, False),
+])  # fmt: skip
 def test_the_innermost_block_that_parts_first_is_named(change: Any, block: str | None, same: bool) -> None:
     diff = parted(change)
     assert (diff.block, diff.same, diff.n_calls) == (block, same, (1, 1))

@@ -233,16 +233,13 @@ def test_experts_beside_each_other_are_no_spine() -> None:
     assert described.chain == ("embedding", "blocks.0", "blocks.1", "norm", "head")
 
 
-@pytest.mark.parametrize(
-    ("module", "moves"),
-    [
-        (nn.BatchNorm1d(2), True),
-        (nn.InstanceNorm1d(2, track_running_stats=True), True),
-        (nn.InstanceNorm1d(2), False),
-        (nn.BatchNorm1d(2, track_running_stats=False), False),
-        (nn.LayerNorm(2), False),
-    ],
-)
+@pytest.mark.parametrize(("module", "moves"), [
+    (nn.BatchNorm1d(2), True),
+    (nn.InstanceNorm1d(2, track_running_stats=True), True),
+    (nn.InstanceNorm1d(2), False),
+    (nn.BatchNorm1d(2, track_running_stats=False), False),
+    (nn.LayerNorm(2), False),
+])  # fmt: skip
 def test_norms_whose_forward_moves_a_mean(module: nn.Module, moves: bool) -> None:
     assert has_running_statistics(module) == moves
 

@@ -62,14 +62,11 @@ WORDS = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64, "nu
 PICTURES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
 
 
-@pytest.mark.parametrize(
-    ("config", "kind", "arguments", "labels"),
-    [
-        ("LlamaConfig", "LlamaForCausalLM", WORDS, (3, 8)),
-        ("LlamaConfig", "LlamaForSequenceClassification", WORDS, (3,)),
-        ("ViTConfig", "ViTForImageClassification", PICTURES, (3,)),
-    ],
-)
+@pytest.mark.parametrize(("config", "kind", "arguments", "labels"), [
+    ("LlamaConfig", "LlamaForCausalLM", WORDS, (3, 8)),
+    ("LlamaConfig", "LlamaForSequenceClassification", WORDS, (3,)),
+    ("ViTConfig", "ViTForImageClassification", PICTURES, (3,)),
+])  # fmt: skip
 def test_another_task_is_another_class_with_its_batch(
     config: str, kind: str, arguments: dict[str, int | str], labels: tuple[int, ...]
 ) -> None:

@@ -227,23 +227,20 @@ def test_safetensors_are_read_where_the_library_is(package: str, tmp_path: Path)
     assert all(torch.equal(value, donor[name]) for name, value in loaded.model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "inputs"),
-    [
-        ("Net", {}, "float32[2, 8]"),
-        ("Net", {"width": 3, "batch": 7}, "float32[7, 3]"),
-        ("instance", {}, "float32[2, 4]"),
-        ("wide_net", {"depth": 1}, "float32[2, 16]"),
-        ("Image", {}, "float32[2, 3, 224, 224]"),
-        ("Words", {"length": 9}, "int64[2, 9]"),
-        ("Denoiser", {}, "float32[2, 4, 16, 16], int64[2], float32[2, 77, 6]"),
-        ("Labelled", {}, "float32[2, 4, 16, 16], int64[2], float32[2, 3], int64[2]"),
-        ("Beside", {}, "float32[2, 4, 16, 16], int64[2]"),
-        ("bare", {}, "float32[2, 8]"),
-        ("listed", {}, "float32[5, 8]"),
-        ("judged", {}, "float32[5, 8]"),
-    ],
-)
+@pytest.mark.parametrize(("name", "arguments", "inputs"), [
+    ("Net", {}, "float32[2, 8]"),
+    ("Net", {"width": 3, "batch": 7}, "float32[7, 3]"),
+    ("instance", {}, "float32[2, 4]"),
+    ("wide_net", {"depth": 1}, "float32[2, 16]"),
+    ("Image", {}, "float32[2, 3, 224, 224]"),
+    ("Words", {"length": 9}, "int64[2, 9]"),
+    ("Denoiser", {}, "float32[2, 4, 16, 16], int64[2], float32[2, 77, 6]"),
+    ("Labelled", {}, "float32[2, 4, 16, 16], int64[2], float32[2, 3], int64[2]"),
+    ("Beside", {}, "float32[2, 4, 16, 16], int64[2]"),
+    ("bare", {}, "float32[2, 8]"),
+    ("listed", {}, "float32[5, 8]"),
+    ("judged", {}, "float32[5, 8]"),
+])  # fmt: skip
 def test_what_people_have_is_loaded_with_a_batch(
     package: str, name: str, arguments: dict[str, int | float | str | bool], inputs: str
 ) -> None:
@@ -479,19 +476,16 @@ class Routed(Base):
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "filled", "text"),
-    [
-        ("Restored", {"mask"}, "float32[2, 6], bool[2, 6], made to fit with mask"),
-        ("Both", {"targets", "mask"}, "int64[2, 64], int64[2, 64], bool[2, 64], made to fit with targets, mask"),
-        ("Kept", {"labels"}, "int64[2, 64], int64[2, 64], made to fit with labels without loss_mask"),
-        ("Named", {"next_words"}, "int64[2, 64], int64[2, 64], made to fit with next_words"),
-        ("Switched", {"return_loss"}, "int64[2, 64], made to fit with return_loss"),
-        ("OnlyInTraining", {"targets"}, "int64[2, 64], int64[2, 64], made to fit with targets"),
-        ("Attending", set(), "int64[2, 64], made to fit without mask"),
-        ("Routed", set(), "int64[2, 64], made to fit"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "filled", "text"), [
+    ("Restored", {"mask"}, "float32[2, 6], bool[2, 6], made to fit with mask"),
+    ("Both", {"targets", "mask"}, "int64[2, 64], int64[2, 64], bool[2, 64], made to fit with targets, mask"),
+    ("Kept", {"labels"}, "int64[2, 64], int64[2, 64], made to fit with labels without loss_mask"),
+    ("Named", {"next_words"}, "int64[2, 64], int64[2, 64], made to fit with next_words"),
+    ("Switched", {"return_loss"}, "int64[2, 64], made to fit with return_loss"),
+    ("OnlyInTraining", {"targets"}, "int64[2, 64], int64[2, 64], made to fit with targets"),
+    ("Attending", set(), "int64[2, 64], made to fit without mask"),
+    ("Routed", set(), "int64[2, 64], made to fit"),
+])  # fmt: skip
 def test_optional_arguments_are_filled_where_a_loss_comes_of_it(
     kind: str, filled: set[str], text: str, tmp_path: Path
 ) -> None:

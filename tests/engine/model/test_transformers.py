@@ -28,13 +28,10 @@ def transformers() -> Any:
     return pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ("GTP2Config", "no configuration 'GTP2Config'. Did you mean"),
-        ("nowhere/config.json", "no configuration nowhere"),
-    ],
-)
+@pytest.mark.parametrize(("config", "words"), [
+    ("GTP2Config", "no configuration 'GTP2Config'. Did you mean"),
+    ("nowhere/config.json", "no configuration nowhere"),
+])  # fmt: skip
 def test_a_configuration_that_there_is_none_of_says_so(config: str, words: str) -> None:
     with pytest.raises(ModelNotLoaded, match=words):
         load(ModelRef(target=f"hf:{config}"))

@@ -83,17 +83,14 @@ def listed() -> nn.Module:
     return made(test_segments.Net)
 
 
-@pytest.mark.parametrize(
-    ("make", "units", "wrapped"),
-    [
-        (
-            net,
-            ["", "blocks.0", "blocks.1", "chain", ("chain.0", "chain.1"), ("chain.3", "chain.4")],
-            ["", "blocks.0", "blocks.1", "chain"],
-        ),
-        (listed, [*TWO, "blocks.0.up"], ["blocks.0", "blocks.0.up", *(f"blocks.{i}" for i in range(1, N_BLOCKS))]),
-    ],
-)
+@pytest.mark.parametrize(("make", "units", "wrapped"), [
+    (
+        net,
+        ["", "blocks.0", "blocks.1", "chain", ("chain.0", "chain.1"), ("chain.3", "chain.4")],
+        ["", "blocks.0", "blocks.1", "chain"],
+    ),
+    (listed, [*TWO, "blocks.0.up"], ["blocks.0", "blocks.0.up", *(f"blocks.{i}" for i in range(1, N_BLOCKS))]),
+])  # fmt: skip
 def test_a_policy_changes_nothing_visible_and_undo_leaves_no_trace(
     make: Callable[[], Any], units: list[Any], wrapped: list[str]
 ) -> None:
@@ -126,13 +123,10 @@ def through_torch_save(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle, through_torch_save])
-@pytest.mark.parametrize(
-    ("make", "units", "ran"),
-    [
-        (net, ["", "blocks.0", ("chain.0", "chain.1")], ["", "blocks.0", "chain.0"]),
-        (listed, TWO, ["blocks.0", "blocks.2"]),
-    ],
-)
+@pytest.mark.parametrize(("make", "units", "ran"), [
+    (net, ["", "blocks.0", ("chain.0", "chain.1")], ["", "blocks.0", "chain.0"]),
+    (listed, TWO, ["blocks.0", "blocks.2"]),
+])  # fmt: skip
 def test_a_copy_keeps_the_policy_and_runs_its_own_weights(
     make: Callable[[], Any], units: list[Any], ran: list[str], copied: Callable[[nn.Module], nn.Module]
 ) -> None:

@@ -80,15 +80,12 @@ def step(compiled: Compiled, policy: Policy) -> tuple[list[Tensor], int]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's tracer reads it, torch 2.13
-@pytest.mark.parametrize(
-    ("kind", "compiled", "policy", "is_effective"),
-    [
-        (nn.Sequential, blocks_compiled, ALL, True),
-        (nn.Sequential, whole_compiled, ALL, True),
-        (Listed, blocks_compiled, SEGMENT, True),
-        (Listed, whole_compiled, SEGMENT, False),  # dynamo looks past a module's own way of being called
-    ],
-)
+@pytest.mark.parametrize(("kind", "compiled", "policy", "is_effective"), [
+    (nn.Sequential, blocks_compiled, ALL, True),
+    (nn.Sequential, whole_compiled, ALL, True),
+    (Listed, blocks_compiled, SEGMENT, True),
+    (Listed, whole_compiled, SEGMENT, False),  # dynamo looks past a module's own way of being called
+])  # fmt: skip
 def test_a_compiled_model_recomputes_to_the_same_bits(
     kind: Any, compiled: Callable[[nn.Module], Compiled], policy: Policy, is_effective: bool
 ) -> None:

@@ -140,14 +140,11 @@ def _cured(trap: Trap, *, full: bool = True) -> None:
     assert (trap.rule in rules(pair(net, **trap.out)[1])) == trap.still_named
 
 
-@pytest.mark.parametrize(
-    ("net", "block", "cause"),
-    [
-        ("carried", "2.1", "The recompute of 2.1 reads memory.state"),
-        ("queue", "2.1", "The recompute of 2.1 reads results"),
-        ("global_scale", "2", "The recompute of 2 reads SCALE[0]"),
-    ],
-)
+@pytest.mark.parametrize(("net", "block", "cause"), [
+    ("carried", "2.1", "The recompute of 2.1 reads memory.state"),
+    ("queue", "2.1", "The recompute of 2.1 reads results"),
+    ("global_scale", "2", "The recompute of 2 reads SCALE[0]"),
+])  # fmt: skip
 def test_a_block_that_reads_what_blocks_share_is_named_among_the_causes(net: str, block: str, cause: str) -> None:
     comparison = judged(net, (block,))
     assert comparison.verdict == "different" and comparison.causes[-2].startswith(cause)

@@ -193,15 +193,12 @@ def test_the_export_for_fsdp2_is_the_step_that_was_predicted(tmp_path: Path) -> 
     assert theirs.step_peak_bytes == ours.step_peak_bytes
 
 
-@pytest.mark.parametrize(
-    ("ranks", "sentence"),
-    [
-        (Ranks(n_ranks=3, n_tensor=2), "cannot be divided"),
-        (Ranks(n_ranks=4, n_tensor=2, data="ddp"), "DDP takes no"),
-        (Ranks(n_ranks=2, data="none"), "share nothing"),
-        (Ranks(n_ranks=2, data="none", n_tensor=2), "brings no plan"),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "sentence"), [
+    (Ranks(n_ranks=3, n_tensor=2), "cannot be divided"),
+    (Ranks(n_ranks=4, n_tensor=2, data="ddp"), "DDP takes no"),
+    (Ranks(n_ranks=2, data="none"), "share nothing"),
+    (Ranks(n_ranks=2, data="none", n_tensor=2), "brings no plan"),
+])  # fmt: skip
 def test_ranks_that_cannot_be_are_refused_in_a_sentence(ranks: Ranks, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
         predicted(ranks)
@@ -213,16 +210,13 @@ def test_a_function_that_cannot_split_is_named(file: Path) -> None:
         predicted(Ranks(n_ranks=2, data="none", parallelize=f"{file}:broken"), ModelRef(target=f"{file}:build"))
 
 
-@pytest.mark.parametrize(
-    ("how", "sentence"),
-    [
-        ("own group", "of 2 and raised ValueError: trying to initialize the default process group twice"),
-        ("larger", "of 2 and raised ValueError: the new group's world size"),
-        ("asserted", "of 2 and raised AssertionError"),
-        ("gathered", "of 2 and raised RuntimeError: all_gather has 4 tensors to fill"),
-        ("sharded", "is split by its own code already"),
-    ],
-)
+@pytest.mark.parametrize(("how", "sentence"), [
+    ("own group", "of 2 and raised ValueError: trying to initialize the default process group twice"),
+    ("larger", "of 2 and raised ValueError: the new group's world size"),
+    ("asserted", "of 2 and raised AssertionError"),
+    ("gathered", "of 2 and raised RuntimeError: all_gather has 4 tensors to fill"),
+    ("sharded", "is split by its own code already"),
+])  # fmt: skip
 def test_a_model_that_is_split_by_its_own_code_is_refused_in_a_sentence(
     how: str, sentence: str, tmp_path: Path
 ) -> None:
@@ -250,19 +244,16 @@ def test_tokens_that_are_picked_by_value_are_refused_in_a_sentence() -> None:
         predicted(Ranks(n_ranks=2), ModelRef(target="sample_models/moe.py", size="small"))
 
 
-@pytest.mark.parametrize(
-    ("model", "ranks", "words"),
-    [
-        ("transformer", Ranks(n_ranks=2), ["1.2 % more", "FSDP2 real ranks"]),
-        (
-            "transformer",
-            Ranks(n_ranks=4, n_tensor=2, parallelize=f"{MODELS}:split"),
-            ["5 % more", "tensor parallelism"],
-        ),
-        ("transformer", Ranks(n_ranks=2, data="ddp"), []),
-        ("picture", Ranks(n_ranks=2, data="ddp"), ["12 to 21 % more", "oneDNN"]),
-    ],
-)
+@pytest.mark.parametrize(("model", "ranks", "words"), [
+    ("transformer", Ranks(n_ranks=2), ["1.2 % more", "FSDP2 real ranks"]),
+    (
+        "transformer",
+        Ranks(n_ranks=4, n_tensor=2, parallelize=f"{MODELS}:split"),
+        ["5 % more", "tensor parallelism"],
+    ),
+    ("transformer", Ranks(n_ranks=2, data="ddp"), []),
+    ("picture", Ranks(n_ranks=2, data="ddp"), ["12 to 21 % more", "oneDNN"]),
+])  # fmt: skip
 def test_what_real_ranks_were_measured_to_hold_beyond_stands_beside_the_figure(
     model: str, ranks: Ranks, words: list[str]
 ) -> None:

@@ -67,16 +67,13 @@ class Draws(nn.Module):
 GENERATOR = torch.Generator()
 
 
-@pytest.mark.parametrize(
-    ("trait", "how"),
-    [
-        ("uses_rng", lambda x: F.dropout(x, 0.5)),
-        ("uses_rng", lambda x: x + torch.randn_like(x)),
-        ("own_generator", lambda x: x + torch.randn(x.shape, generator=GENERATOR)),
-        ("python_rng", lambda x: x * random.random()),
-        ("numpy_rng", lambda x: x * float(numpy.random.rand())),
-    ],
-)
+@pytest.mark.parametrize(("trait", "how"), [
+    ("uses_rng", lambda x: F.dropout(x, 0.5)),
+    ("uses_rng", lambda x: x + torch.randn_like(x)),
+    ("own_generator", lambda x: x + torch.randn(x.shape, generator=GENERATOR)),
+    ("python_rng", lambda x: x * random.random()),
+    ("numpy_rng", lambda x: x * float(numpy.random.rand())),
+])  # fmt: skip
 def test_random_sources_are_distinct_texts_and_reach_the_ancestors(trait: str, how: Callable[[Tensor], Tensor]) -> None:
     described = graph(nn.Sequential(nn.Linear(W, W), nn.Sequential(Draws(how))))
     for other in ("uses_rng", "own_generator", "python_rng", "numpy_rng"):

@@ -157,14 +157,11 @@ def test_batchnorm_is_exact_only_if_the_second_forward_is_discarded(steps: str, 
     assert row(outcome, "momentum trick").outcome == "different"
 
 
-@pytest.mark.parametrize(
-    ("last", "runs"),
-    [
-        ("linear", {"first": (2, 2), "gelu": (2, 2), "middle": (2, 2), "last": (2, 1)}),
-        ("relu", {"first": (2, 2), "gelu": (2, 2), "middle": (2, 2), "last": (2, 1)}),
-        ("add", {"first": (2, 2), "gelu": (2, 2), "middle": (2, 1), "last": (1, 1)}),
-    ],
-)
+@pytest.mark.parametrize(("last", "runs"), [
+    ("linear", {"first": (2, 2), "gelu": (2, 2), "middle": (2, 2), "last": (2, 1)}),
+    ("relu", {"first": (2, 2), "gelu": (2, 2), "middle": (2, 2), "last": (2, 1)}),
+    ("add", {"first": (2, 2), "gelu": (2, 2), "middle": (2, 1), "last": (1, 1)}),
+])  # fmt: skip
 def test_a_recompute_ends_where_the_last_saved_tensor_is_back(last: str, runs: dict[str, tuple[int, int]]) -> None:
     stopped, whole = run("early-stop", last=last, early_stop="on"), run("early-stop", last=last, early_stop="off")
     for layer, (begun, ended) in runs.items():
@@ -184,17 +181,14 @@ def test_recompute_is_counted_exactly(blocks: str, early_stop: str, forwards: fl
     assert row(outcome, "recompute").outcome == "bitwise equal"
 
 
-@pytest.mark.parametrize(
-    ("source", "blocks", "reentrant", "n_missing"),
-    [
-        ("data", "all", "raised", 6),
-        ("data", "first", "missing", 2),
-        ("asked", "all", "bitwise equal", 0),
-        ("asked", "first", "bitwise equal", 0),
-        ("trained", "all", "bitwise equal", 0),
-        ("trained", "first", "bitwise equal", 0),
-    ],
-)
+@pytest.mark.parametrize(("source", "blocks", "reentrant", "n_missing"), [
+    ("data", "all", "raised", 6),
+    ("data", "first", "missing", 2),
+    ("asked", "all", "bitwise equal", 0),
+    ("asked", "first", "bitwise equal", 0),
+    ("trained", "all", "bitwise equal", 0),
+    ("trained", "first", "bitwise equal", 0),
+])  # fmt: skip
 def test_reentrant_needs_an_input_that_needs_a_gradient(
     source: str, blocks: str, reentrant: str, n_missing: int
 ) -> None:

@@ -44,14 +44,11 @@ def test_a_missing_result_is_said_and_never_drawn_as_zero() -> None:
     assert lab_origins(outcome()) == {"loss": "measured"} and lab_chart(outcome()).alt == "How wrong? It raised."
 
 
-@pytest.mark.parametrize(
-    ("y", "sentence"),
-    [
-        ((0.0, 0.0), "distance: 0 everywhere. The"),
-        ((0.0, None), "0 everywhere but for 1 run without a result"),
-        ((None, None), "No run gave a result"),
-    ],
-)
+@pytest.mark.parametrize(("y", "sentence"), [
+    ((0.0, 0.0), "distance: 0 everywhere. The"),
+    ((0.0, None), "0 everywhere but for 1 run without a result"),
+    ((None, None), "No run gave a result"),
+])  # fmt: skip
 def test_where_no_bar_has_a_length_a_sentence_says_so(y: tuple[float | None, ...], sentence: str) -> None:
     plain = outcome()
     series = (LabSeries(name="distance", y=y, part="recompute"),)

@@ -31,14 +31,11 @@ def timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("explorer.pipeline.engine.profile.N_TIMED", 1)
 
 
-@pytest.mark.parametrize(
-    ("net", "schedule", "every"),
-    [
-        *(("language", schedule, 2) for schedule in SCHEDULES if not SCHEDULES[schedule].splits_backward),
-        ("carrying", "1F1B", 1),
-        *((net, "1F1B", 0) for net in PROFILED),
-    ],
-)
+@pytest.mark.parametrize(("net", "schedule", "every"), [
+    *(("language", schedule, 2) for schedule in SCHEDULES if not SCHEDULES[schedule].splits_backward),
+    ("carrying", "1F1B", 1),
+    *((net, "1F1B", 0) for net in PROFILED),
+])  # fmt: skip
 def test_peaks_by_rank_are_those_of_the_run(net: str, schedule: str, every: int) -> None:
     policy = Policy.recompute(PROFILED[net][::every]) if every else KEEP_ALL
     n_stages = 3 if schedule in ("GPipe", "1F1B") else 4
@@ -102,14 +99,11 @@ def test_a_split_backward_runs_without_a_prediction() -> None:
 DEEP = ("tokens", *(f"blocks.{k}" for k in range(8)), "head")
 
 
-@pytest.mark.parametrize(
-    ("net", "blocks", "kinds"),
-    [
-        ("language", LANGUAGE, (0, 1, 1, 1, 4, 5)),  # the norm behind the last block is part of its stretch
-        ("gated", GATED, (0, 1, 2, 1, 2, 5)),  # the last one sends to nobody
-        ("quiet", QUIET, tuple(range(len(QUIET)))),
-    ],
-)
+@pytest.mark.parametrize(("net", "blocks", "kinds"), [
+    ("language", LANGUAGE, (0, 1, 1, 1, 4, 5)),  # the norm behind the last block is part of its stretch
+    ("gated", GATED, (0, 1, 2, 1, 2, 5)),  # the last one sends to nobody
+    ("quiet", QUIET, tuple(range(len(QUIET)))),
+])  # fmt: skip
 def test_equal_are_those_of_one_make_that_hold_the_same(
     net: str, blocks: tuple[str, ...], kinds: tuple[int, ...]
 ) -> None:

@@ -30,17 +30,14 @@ def test_recording_leaves_no_hooks() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in loaded.model.modules())
 
 
-@pytest.mark.parametrize(
-    ("net", "stages", "words"),
-    [
-        ("deciding", (("first",), ("second",)), "reads a tensor's value (__bool__) after first"),
-        ("repeating", (("first",), ("second",)), "first of stage 0 runs after stage 1 has begun"),
-        ("language", (("",),), "there is nothing to cut into stages"),
-        ("language", (("tokens", "blocks.0"), ("blocks.9",)), "'blocks.9' is not in the model"),
-        ("language", (("tokens", "blocks.0"), ("blocks.0",)), "'blocks.0' is named twice"),
-        ("language", (("tokens", "blocks.0"), ("blocks.0.wide",)), "'blocks.0.wide' lies inside 'blocks.0'"),
-    ],
-)
+@pytest.mark.parametrize(("net", "stages", "words"), [
+    ("deciding", (("first",), ("second",)), "reads a tensor's value (__bool__) after first"),
+    ("repeating", (("first",), ("second",)), "first of stage 0 runs after stage 1 has begun"),
+    ("language", (("",),), "there is nothing to cut into stages"),
+    ("language", (("tokens", "blocks.0"), ("blocks.9",)), "'blocks.9' is not in the model"),
+    ("language", (("tokens", "blocks.0"), ("blocks.0",)), "'blocks.0' is named twice"),
+    ("language", (("tokens", "blocks.0"), ("blocks.0.wide",)), "'blocks.0.wide' lies inside 'blocks.0'"),
+])  # fmt: skip
 def test_an_unsupported_split_says_why(net: str, stages: tuple[tuple[str, ...], ...], words: str) -> None:
     with pytest.raises(InvalidPlan) as caught:
         build(spec(net, ("x",), 1, stages=stages, n_microbatches=2))
@@ -139,15 +136,12 @@ PAIRS = Policy.recompute([("layers.0", "layers.1"), ("layers.3", "layers.4")])
 STAGES = (CHAIN[:3], CHAIN[3:])
 
 
-@pytest.mark.parametrize(
-    ("net", "blocks", "stages", "checkpoint"),
-    [
-        ("chain", CHAIN, STAGES, "always"),
-        ("chain", CHAIN, STAGES, "except_last"),
-        ("language", LANGUAGE, (LANGUAGE[:3], LANGUAGE[3:]), "always"),
-        ("scaling", SCALING, (SCALING[:3], SCALING[3:]), "except_last"),
-    ],
-)
+@pytest.mark.parametrize(("net", "blocks", "stages", "checkpoint"), [
+    ("chain", CHAIN, STAGES, "always"),
+    ("chain", CHAIN, STAGES, "except_last"),
+    ("language", LANGUAGE, (LANGUAGE[:3], LANGUAGE[3:]), "always"),
+    ("scaling", SCALING, (SCALING[:3], SCALING[3:]), "except_last"),
+])  # fmt: skip
 def test_a_segment_is_one_checkpoint_of_its_stage_and_moves_no_bit(
     net: str, blocks: tuple[str, ...], stages: tuple[tuple[str, ...], ...], checkpoint: str
 ) -> None:
@@ -178,14 +172,11 @@ def test_a_segment_saves_more_than_its_blocks_alone() -> None:
     assert held[1] < held[0]
 
 
-@pytest.mark.parametrize(
-    ("policy", "words"),
-    [
-        (Policy.recompute([("layers.2", "layers.3")]), r"layers.2\+layers.3 is cut"),
-        (Policy.recompute(["layers"]), "layers holds 6 blocks of the stages"),
-        (Policy(units=(Unit(blocks=("",)),)), "the model holds 7 blocks"),
-    ],
-)
+@pytest.mark.parametrize(("policy", "words"), [
+    (Policy.recompute([("layers.2", "layers.3")]), r"layers.2\+layers.3 is cut"),
+    (Policy.recompute(["layers"]), "layers holds 6 blocks of the stages"),
+    (Policy(units=(Unit(blocks=("",)),)), "the model holds 7 blocks"),
+])  # fmt: skip
 def test_what_does_not_fit_the_stages_is_refused(policy: Policy, words: str) -> None:
     with pytest.raises(InvalidPlan, match=words):
         build(spec("chain", CHAIN, 2, policy, stages=STAGES))

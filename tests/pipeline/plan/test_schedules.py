@@ -53,21 +53,18 @@ def test_one_f_one_b_reads_as_in_the_paper() -> None:
 TWO_STAGES = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
 
 
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ([["0F0", "0F0", "0F1", "0B0", "0B1"], TWO_STAGES[1]], "0F0 appears 2 times"),
-        ([["0F0", "0F1", "0B0"], TWO_STAGES[1]], "0B1 is missing"),
-        ([["0F1", "0B0", "0B1"], TWO_STAGES[1]], "0F0 is missing"),
-        ([["0F0", "0F1", "0B0", "0I1"], TWO_STAGES[1]], "0W1 is missing"),
-        ([["0F0", "0F1", "0B0", "0B1", "0I1", "0W1"], TWO_STAGES[1]], "0B1 is there beside"),
-        ([["0F0", "0B0", "0B1", "0F1"], TWO_STAGES[1]], "0B1 comes before 0F1 on rank 0"),
-        ([["0F0", "0F1", "0B0", "0W1", "0I1"], TWO_STAGES[1]], "0W1 comes before 0I1 on rank 0"),
-        ([["0F0", "0F1", "0B0", "0B1", "1B1"], ["1F0", "1B0", "1F1"]], "stage 1 is on ranks 0 and 1"),
-        ([TWO_STAGES[0], [*TWO_STAGES[1], "2F0"]], "2F0 names stage 2 of 2"),
-        ([[*TWO_STAGES[0], "0F2"], TWO_STAGES[1]], "0F2 names microbatch 2 of 2"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "words"), [
+    ([["0F0", "0F0", "0F1", "0B0", "0B1"], TWO_STAGES[1]], "0F0 appears 2 times"),
+    ([["0F0", "0F1", "0B0"], TWO_STAGES[1]], "0B1 is missing"),
+    ([["0F1", "0B0", "0B1"], TWO_STAGES[1]], "0F0 is missing"),
+    ([["0F0", "0F1", "0B0", "0I1"], TWO_STAGES[1]], "0W1 is missing"),
+    ([["0F0", "0F1", "0B0", "0B1", "0I1", "0W1"], TWO_STAGES[1]], "0B1 is there beside"),
+    ([["0F0", "0B0", "0B1", "0F1"], TWO_STAGES[1]], "0B1 comes before 0F1 on rank 0"),
+    ([["0F0", "0F1", "0B0", "0W1", "0I1"], TWO_STAGES[1]], "0W1 comes before 0I1 on rank 0"),
+    ([["0F0", "0F1", "0B0", "0B1", "1B1"], ["1F0", "1B0", "1F1"]], "stage 1 is on ranks 0 and 1"),
+    ([TWO_STAGES[0], [*TWO_STAGES[1], "2F0"]], "2F0 names stage 2 of 2"),
+    ([[*TWO_STAGES[0], "0F2"], TWO_STAGES[1]], "0F2 names microbatch 2 of 2"),
+])  # fmt: skip
 def test_each_rule_names_the_action(rows: list[list[str]], words: str) -> None:
     with pytest.raises(InvalidPlan) as caught:
         check_rows(parse_rows(rows), n_stages=2, n_microbatches=2)
@@ -126,19 +123,16 @@ def test_default_ranks_hold_two_stages_where_a_schedule_needs_them() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        (plan("1F1B", 4, 2), "at least as many microbatches as stages: 2 for 4 stages"),
-        (plan("DualPipeV", 4, 3), "at least as many microbatches"),
-        (plan("GPipe", 4, 4, n_ranks=2), "one stage a rank; 4 stages are asked on 2 ranks"),
-        (plan("Interleaved1F1B", 3, 4, n_ranks=3), "two or more stages on every rank"),
-        (plan("ZBVZeroBubble", 6, 6, n_ranks=2), "exactly two stages a rank"),
-        (plan("Interleaved1F1B", 8, 9), "do not divide"),
-        (plan("1F1b", 2, 2), "Did you mean 1F1B"),
-        (plan("GPipe", 0, 2), "needs stages"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "words"), [
+    (plan("1F1B", 4, 2), "at least as many microbatches as stages: 2 for 4 stages"),
+    (plan("DualPipeV", 4, 3), "at least as many microbatches"),
+    (plan("GPipe", 4, 4, n_ranks=2), "one stage a rank; 4 stages are asked on 2 ranks"),
+    (plan("Interleaved1F1B", 3, 4, n_ranks=3), "two or more stages on every rank"),
+    (plan("ZBVZeroBubble", 6, 6, n_ranks=2), "exactly two stages a rank"),
+    (plan("Interleaved1F1B", 8, 9), "do not divide"),
+    (plan("1F1b", 2, 2), "Did you mean 1F1B"),
+    (plan("GPipe", 0, 2), "needs stages"),
+])  # fmt: skip
 def test_impossible_plans_are_refused_with_their_numbers(wrong: PipelinePlan, words: str) -> None:
     with pytest.raises(InvalidPlan) as caught:
         rows_of(wrong)

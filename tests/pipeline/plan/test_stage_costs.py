@@ -130,18 +130,15 @@ def test_bubbles_of_gpipe_and_one_f_one_b_are_the_closed_form(n_ranks: int, extr
         assert simulate(rows).bubble_fraction == pytest.approx((n_ranks - 1) / (n_microbatches + n_ranks - 1))
 
 
-@pytest.mark.parametrize(
-    ("schedule", "bubble", "in_flight"),
-    [
-        ("GPipe", 3 / 11, [8, 8, 8, 8]),
-        ("1F1B", 3 / 11, [4, 3, 2, 1]),
-        ("Interleaved1F1B", 3 / 19, [11, 9, 7, 5]),
-        ("LoopedBFS", 3 / 19, [16, 16, 16, 16]),
-        ("InterleavedZeroBubble", 1 / 17, [8, 8, 8, 8]),
-        ("ZBVZeroBubble", 1 / 17, [8, 8, 8, 8]),
-        ("DualPipeV", 1 / 17, [9, 9, 9, 9]),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "bubble", "in_flight"), [
+    ("GPipe", 3 / 11, [8, 8, 8, 8]),
+    ("1F1B", 3 / 11, [4, 3, 2, 1]),
+    ("Interleaved1F1B", 3 / 19, [11, 9, 7, 5]),
+    ("LoopedBFS", 3 / 19, [16, 16, 16, 16]),
+    ("InterleavedZeroBubble", 1 / 17, [8, 8, 8, 8]),
+    ("ZBVZeroBubble", 1 / 17, [8, 8, 8, 8]),
+    ("DualPipeV", 1 / 17, [9, 9, 9, 9]),
+])  # fmt: skip
 def test_four_ranks_and_eight_microbatches(schedule: str, bubble: float, in_flight: list[int]) -> None:
     n_stages = 4 if schedule in ("GPipe", "1F1B") else 8
     plan = PipelinePlan(stages=(("x",),) * n_stages, n_microbatches=8, schedule=schedule)

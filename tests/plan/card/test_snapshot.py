@@ -186,36 +186,33 @@ def changed(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
 SEGMENT, EVENT = ("segments", 0), ("device_traces", 0, 2)
 
 
-@pytest.mark.parametrize(
-    ("document", "words"),
-    [
-        (3, "it is no dict"),
-        ({}, "segments is no list"),
-        (changed(("segments",), {}), "segments is no list"),
-        (changed(SEGMENT, []), "a segment is no dict"),
-        (changed((*SEGMENT, "address"), -1), "address is no number"),
-        (changed((*SEGMENT, "address"), True), "address is no number"),
-        (changed((*SEGMENT, "total_size"), 1 << 70), "total_size is no number"),
-        (changed((*SEGMENT, "total_size"), 40 * MIB), "do not fill it"),
-        (changed((*SEGMENT, "segment_type"), []), "neither small nor large"),
-        (changed((*SEGMENT, "device"), "cuda"), "device is no number"),
-        (changed((*SEGMENT, "blocks", 0, "state"), []), "a state that torch does not have"),
-        (changed((*SEGMENT, "blocks", 0, "requested_size"), 5 * MIB), "smaller than its request"),
-        (changed((*SEGMENT, "blocks", 1, "address"), BASE), "do not follow each other"),
-        (changed(("segments",), small_document()["segments"] * 2), "two segments overlap"),
-        (changed(("device_traces",), [3]), "a device's trace is no list"),
-        (changed(EVENT, None), "event 2 is no dict"),
-        (changed((*EVENT, "action"), "explode"), "of no kind that torch records"),
-        (changed((*EVENT, "action"), {}), "of no kind that torch records"),
-        (changed((*EVENT, "addr"), 1.5), "event 2 lacks a number"),
-        (changed((*EVENT, "size"), -1), "out of range"),
-        (changed((*EVENT, "addr"), BASE + 512), "contradict each other"),
-        (changed((*EVENT, "action"), "free_completed"), "contradict each other"),
-        (changed((*EVENT, "action"), "segment_alloc"), "contradict each other"),
-        (changed(("allocator_settings",), []), "allocator_settings is no dict"),
-        (changed(("allocator_settings", "roundup_power2_divisions"), {"1": 3}), "no power of two"),
-    ],
-)
+@pytest.mark.parametrize(("document", "words"), [
+    (3, "it is no dict"),
+    ({}, "segments is no list"),
+    (changed(("segments",), {}), "segments is no list"),
+    (changed(SEGMENT, []), "a segment is no dict"),
+    (changed((*SEGMENT, "address"), -1), "address is no number"),
+    (changed((*SEGMENT, "address"), True), "address is no number"),
+    (changed((*SEGMENT, "total_size"), 1 << 70), "total_size is no number"),
+    (changed((*SEGMENT, "total_size"), 40 * MIB), "do not fill it"),
+    (changed((*SEGMENT, "segment_type"), []), "neither small nor large"),
+    (changed((*SEGMENT, "device"), "cuda"), "device is no number"),
+    (changed((*SEGMENT, "blocks", 0, "state"), []), "a state that torch does not have"),
+    (changed((*SEGMENT, "blocks", 0, "requested_size"), 5 * MIB), "smaller than its request"),
+    (changed((*SEGMENT, "blocks", 1, "address"), BASE), "do not follow each other"),
+    (changed(("segments",), small_document()["segments"] * 2), "two segments overlap"),
+    (changed(("device_traces",), [3]), "a device's trace is no list"),
+    (changed(EVENT, None), "event 2 is no dict"),
+    (changed((*EVENT, "action"), "explode"), "of no kind that torch records"),
+    (changed((*EVENT, "action"), {}), "of no kind that torch records"),
+    (changed((*EVENT, "addr"), 1.5), "event 2 lacks a number"),
+    (changed((*EVENT, "size"), -1), "out of range"),
+    (changed((*EVENT, "addr"), BASE + 512), "contradict each other"),
+    (changed((*EVENT, "action"), "free_completed"), "contradict each other"),
+    (changed((*EVENT, "action"), "segment_alloc"), "contradict each other"),
+    (changed(("allocator_settings",), []), "allocator_settings is no dict"),
+    (changed(("allocator_settings", "roundup_power2_divisions"), {"1": 3}), "no power of two"),
+])  # fmt: skip
 def test_wrong_fields_are_one_sentence(document: Any, words: str) -> None:
     with pytest.raises(UnreadableFile, match=words):
         histories_of(snapshot_of(pickle.dumps(document)))

@@ -44,14 +44,11 @@ def test_every_form_answers_every_policy() -> None:
                 assert set(form.recomputed) == set(policy.blocks) - set(form.missing)
 
 
-@pytest.mark.parametrize(
-    ("target", "policy", "words"),
-    [
-        ("huggingface", Policy.recompute([("layers.0", "layers.1")]), "layers.0 and layers.1 are recomputed together"),
-        ("huggingface", Policy.recompute(["layers.0"], restore_rng=("numpy",)), "torch does not stash (numpy)"),
-        ("fsdp2", Policy(units=(Unit(blocks=("a",), action="offload"),)), "a is offloaded; there it is kept"),
-    ],
-)
+@pytest.mark.parametrize(("target", "policy", "words"), [
+    ("huggingface", Policy.recompute([("layers.0", "layers.1")]), "layers.0 and layers.1 are recomputed together"),
+    ("huggingface", Policy.recompute(["layers.0"], restore_rng=("numpy",)), "torch does not stash (numpy)"),
+    ("fsdp2", Policy(units=(Unit(blocks=("a",), action="offload"),)), "a is offloaded; there it is kept"),
+])  # fmt: skip
 def test_what_is_lost_is_a_sentence(target: str, policy: Policy, words: str) -> None:
     form = exported(PolicyFile(policy=policy), target)
     assert form.fit != "exact" and words in " ".join(form.reasons)

@@ -104,18 +104,15 @@ def at(phase: Phase | None, share: float | None = 0.5, *cells: tuple[Role, str, 
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("moment", "words"),
-    [
-        (at("forward", 0.95), "at the end of forward in head"),
-        (at("forward", 0.05), "at the start of forward in head"),
-        (at("backward", 0.5, block=""), "in the middle of backward"),
-        (at("recompute"), "in the recompute of layers.0"),
-        (at("optimizer"), "in the optimizer step"),
-        (at("between"), "in the loop's own code between the phases"),
-        (at(None, None), "in the time before the step"),
-    ],
-)
+@pytest.mark.parametrize(("moment", "words"), [
+    (at("forward", 0.95), "at the end of forward in head"),
+    (at("forward", 0.05), "at the start of forward in head"),
+    (at("backward", 0.5, block=""), "in the middle of backward"),
+    (at("recompute"), "in the recompute of layers.0"),
+    (at("optimizer"), "in the optimizer step"),
+    (at("between"), "in the loop's own code between the phases"),
+    (at(None, None), "in the time before the step"),
+])  # fmt: skip
 def test_where_a_moment_lies(moment: Ledger, words: str) -> None:
     assert in_place(moment) == words and words.endswith(place(moment))
 

@@ -132,26 +132,23 @@ def test_the_short_forms_of_units() -> None:
     assert file.fingerprint == "0123456789abcdef" and file.evidence and file.evidence.step_peak_bytes == 5
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("version: 1", "version: 2", ["line 1", "version 2", "reads version 1"]),
-        ("version: 1", "version: true", ["version True"]),
-        ("version: 1", "versoin: 1", ["no field `version`"]),
-        ("use_reentrant", "use_reentrent", ["line 10", "policy.use_reentrent", "did you mean use_reentrant?"]),
-        ("use_reentrant: false", "use_reentrant: 'false'", ["line 10", "policy.use_reentrant", "bool", "str"]),
-        ("step_peak_bytes: 5", "step_peak_bytes: 5 MiB", ["line 14", "evidence.step_peak_bytes", "int"]),
-        ("action: offload", "action: upload", ["line 9", "policy.units[2].action", "upload"]),
-        ("- blocks.0", "- 7", ["line 7", "policy.units[0]"]),
-        ("[blocks.1, blocks.2]", "[blocks.1, 2]", ["line 8", "policy.units[1]", "str"]),
-        ("'0123456789abcdef'", "12345678", ["line 4", "fingerprint", "quotes"]),
-        ("  fingerprint:", "  blocks: [blocks.0]\n  fingerprint:", ["line 4", "blocks must be names"]),
-        ("evidence:", "evidences:", ["line 11", "unknown field evidences"]),
-        ("policy:", "plan_b:", ["line 5", "plan_b", "policy is missing"]),
-        ("  use_reentrant: false", "  units: []", ["line 10", "units is there twice"]),
-        ("- blocks.0", "- !!python/name:os.system blocks.0", ["line 7", "tag"]),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("version: 1", "version: 2", ["line 1", "version 2", "reads version 1"]),
+    ("version: 1", "version: true", ["version True"]),
+    ("version: 1", "versoin: 1", ["no field `version`"]),
+    ("use_reentrant", "use_reentrent", ["line 10", "policy.use_reentrent", "did you mean use_reentrant?"]),
+    ("use_reentrant: false", "use_reentrant: 'false'", ["line 10", "policy.use_reentrant", "bool", "str"]),
+    ("step_peak_bytes: 5", "step_peak_bytes: 5 MiB", ["line 14", "evidence.step_peak_bytes", "int"]),
+    ("action: offload", "action: upload", ["line 9", "policy.units[2].action", "upload"]),
+    ("- blocks.0", "- 7", ["line 7", "policy.units[0]"]),
+    ("[blocks.1, blocks.2]", "[blocks.1, 2]", ["line 8", "policy.units[1]", "str"]),
+    ("'0123456789abcdef'", "12345678", ["line 4", "fingerprint", "quotes"]),
+    ("  fingerprint:", "  blocks: [blocks.0]\n  fingerprint:", ["line 4", "blocks must be names"]),
+    ("evidence:", "evidences:", ["line 11", "unknown field evidences"]),
+    ("policy:", "plan_b:", ["line 5", "plan_b", "policy is missing"]),
+    ("  use_reentrant: false", "  units: []", ["line 10", "units is there twice"]),
+    ("- blocks.0", "- !!python/name:os.system blocks.0", ["line 7", "tag"]),
+])  # fmt: skip
 def test_each_fault_says_where_and_what(old: str, new: str, words: list[str]) -> None:
     assert old in GOOD
     with pytest.raises(UnreadableFile) as caught:
@@ -215,22 +212,19 @@ def test_an_empty_section_is_a_sentence_or_nothing() -> None:
     assert file == PolicyFile(policy=Policy())
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a: 1\nb: &x 2\n", "line 2: anchors and aliases"),
-        ("a: 1\nb: *x\n", "line 2: anchors and aliases"),
-        ("a: !!python/object:os.system 1\n", "line 1: the tag"),
-        ("a: 1\n\na: 2\n", "line 3: the field a is there twice"),
-        ("a: 1\n2: 3\n", "line 2: a field name must be text"),
-        ("[" * 17 + "]" * 17, "line 1: more than 16 levels deep"),
-        ("a: [1\n", "This is not YAML: line"),
-        ("a: \x07\n", "This is not YAML: "),
-        ("a" * (LARGEST_BYTES + 1), "more than 1048576 bytes"),
-        ("a" * (LARGEST_BYTES + 1), "more than 1048576 bytes"),
-        (f"[{'1,' * 30_000}]", "more than 30000 values"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("a: 1\nb: &x 2\n", "line 2: anchors and aliases"),
+    ("a: 1\nb: *x\n", "line 2: anchors and aliases"),
+    ("a: !!python/object:os.system 1\n", "line 1: the tag"),
+    ("a: 1\n\na: 2\n", "line 3: the field a is there twice"),
+    ("a: 1\n2: 3\n", "line 2: a field name must be text"),
+    ("[" * 17 + "]" * 17, "line 1: more than 16 levels deep"),
+    ("a: [1\n", "This is not YAML: line"),
+    ("a: \x07\n", "This is not YAML: "),
+    ("a" * (LARGEST_BYTES + 1), "more than 1048576 bytes"),
+    ("a" * (LARGEST_BYTES + 1), "more than 1048576 bytes"),
+    (f"[{'1,' * 30_000}]", "more than 30000 values"),
+])  # fmt: skip
 def test_what_does_not_belong_there(text: str, words: str) -> None:
     with pytest.raises(UnreadableFile) as caught:
         Document(text)

@@ -112,13 +112,11 @@ def test_a_block_nearly_as_large_as_the_layers_is_counted_and_a_small_one_is_not
     chain = (*graph.chain[:-2], "decoder", "tail")
     large = msgspec.structs.replace(graph, blocks=(*blocks, *decoder, block("tail.one", "Linear")), chain=chain)
     assert preset("all", large).blocks == ("blocks.0", "blocks.1", "blocks.2", "decoder")
-    tail = msgspec.structs.replace(large.by_fqn["tail"], saved_bytes=15 * MIB // 4)
-    quarter = msgspec.structs.replace(large, blocks=tuple(tail if b.fqn == "tail" else b for b in large.blocks))
+    quarter = changed(large, tail={"saved_bytes": 15 * MIB // 4})
     assert preset("all", quarter).blocks == ("blocks.0", "blocks.1", "blocks.2", "decoder", "tail")
 
 
-LEAST = 15 * MIB // 4
-"""A quarter of what a layer of `gpt` saves."""
+LEAST = 15 * MIB // 4  # a quarter of what a layer of `gpt` saves
 
 
 @pytest.mark.parametrize(("saved_bytes", "output_bytes", "is_joined"), [
@@ -250,17 +248,14 @@ def test_a_pattern_is_put_onto_a_model() -> None:
     assert set(matching("blocks.*.mlp", [block.fqn for block in graph.blocks])) == set(handle.policy.blocks)
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "words"),
-    [
-        ({"a": 1}, {"a": 1}, ""),
-        ({"blocks.*": 12, "blocks.*.mlp": 12}, {"blocks.*": 16, "blocks.*.mlp": 16}, "blocks.* are 16, and were 12"),
-        ({"blocks.*": 2}, {"blocks.*": 1}, "blocks.* is 1, and were 2"),
-        ({"norm": 1, "norm.a": 1}, {"adapter": 1}, "new: adapter; gone: norm"),
-        ({"blocks.*": 1}, {"blocks.*": 3, "head": 1}, "blocks.* are 3, and was 1; new: head"),
-        ({}, dict.fromkeys("abcdef", 1), "new: a, b, c, d and 2 more"),
-    ],
-)
+@pytest.mark.parametrize(("before", "now", "words"), [
+    ({"a": 1}, {"a": 1}, ""),
+    ({"blocks.*": 12, "blocks.*.mlp": 12}, {"blocks.*": 16, "blocks.*.mlp": 16}, "blocks.* are 16, and were 12"),
+    ({"blocks.*": 2}, {"blocks.*": 1}, "blocks.* is 1, and were 2"),
+    ({"norm": 1, "norm.a": 1}, {"adapter": 1}, "new: adapter; gone: norm"),
+    ({"blocks.*": 1}, {"blocks.*": 3, "head": 1}, "blocks.* are 3, and was 1; new: head"),
+    ({}, dict.fromkeys("abcdef", 1), "new: a, b, c, d and 2 more"),
+])  # fmt: skip
 def test_what_differs(before: dict[str, int], now: dict[str, int], words: str) -> None:
     assert differences(before, now) == words
 

@@ -181,20 +181,17 @@ KEEPING_INSIDE = msgspec.structs.replace(KEEPING, blocks=("layers.1",))
 INNER, OUTER = Unit(blocks=("layers.1",)), Unit(blocks=("layers",))
 
 
-@pytest.mark.parametrize(
-    ("policy", "parts"),
-    [
-        (Policy(units=(OFFLOADED,)), "offload"),
-        (Policy(units=(OUTER, OFFLOADED)), "offload"),
-        (Policy(units=(INNER,), use_reentrant=True), "reentrant checkpointing"),
-        (Policy(units=(OFFLOADED,), use_reentrant=True), "offload, reentrant checkpointing"),
-        (Policy(units=(KEEPING, INNER)), "kept operators inside or around another unit"),
-        (Policy(units=(OUTER, KEEPING_INSIDE)), "kept operators inside or around another unit"),
-        (Policy(units=(INNER, OUTER)), ""),
-        (Policy(units=(KEEPING_INSIDE, Unit(blocks=("layers.2",)))), ""),
-        (Policy(use_reentrant=True), ""),
-    ],
-)
+@pytest.mark.parametrize(("policy", "parts"), [
+    (Policy(units=(OFFLOADED,)), "offload"),
+    (Policy(units=(OUTER, OFFLOADED)), "offload"),
+    (Policy(units=(INNER,), use_reentrant=True), "reentrant checkpointing"),
+    (Policy(units=(OFFLOADED,), use_reentrant=True), "offload, reentrant checkpointing"),
+    (Policy(units=(KEEPING, INNER)), "kept operators inside or around another unit"),
+    (Policy(units=(OUTER, KEEPING_INSIDE)), "kept operators inside or around another unit"),
+    (Policy(units=(INNER, OUTER)), ""),
+    (Policy(units=(KEEPING_INSIDE, Unit(blocks=("layers.2",)))), ""),
+    (Policy(use_reentrant=True), ""),
+])  # fmt: skip
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_policy_outside_the_forecast_has_no_figure_and_one_sentence(policy: Policy, parts: str, device: str) -> None:
     run = measured()
@@ -239,15 +236,12 @@ def test_a_forecast_that_comes_true_contradicts_nothing() -> None:
     assert not contradiction(None, RECOMPUTED, graph_of())
 
 
-@pytest.mark.parametrize(
-    ("told", "of", "reason"),
-    [
-        (RECOMPUTED, graph_of(kind="LSTM"), "layers.0 is recurrent"),
-        (RECOMPUTED, graph_of(traits=("keeps_cache",)), "layers.0 is handed a cache"),
-        (RECOMPUTED, graph_of(n_calls=2), "layers.0 is called more than once"),
-        (RECOMPUTED, graph_of(), "no known limit"),
-    ],
-)
+@pytest.mark.parametrize(("told", "of", "reason"), [
+    (RECOMPUTED, graph_of(kind="LSTM"), "layers.0 is recurrent"),
+    (RECOMPUTED, graph_of(traits=("keeps_cache",)), "layers.0 is handed a cache"),
+    (RECOMPUTED, graph_of(n_calls=2), "layers.0 is called more than once"),
+    (RECOMPUTED, graph_of(), "no known limit"),
+])  # fmt: skip
 def test_the_reason_is_what_is_known_of_the_recomputed_blocks(told: Measurement, of: ModelGraph, reason: str) -> None:
     sentence = off(-0.05, told, of, measured(Chain()))
     assert sentence.startswith("The forecast of ") and "5.0% below" in sentence and reason in sentence

@@ -164,7 +164,7 @@ def test_a_rerun_copies_running_statistics_but_for_the_counter() -> None:
     for entry in (book.alloc("temporary", "a.norm", MIB), y):
         book.free(entry)
     run = msgspec.structs.replace(measured(), allocations=book.close(), phases=tuple(book.spans), blocks=())
-    graph = graph_of(block("a", "B"), block("a.norm", "BatchNorm1d", running_statistics=True))
+    graph = graph_of(block("a", "B"), block("a.norm", "BatchNorm1d", traits=("running_statistics",)))
     (call,) = calls_of(Replay.of(run, graph), graph, Unit(blocks=("a",)), Policy(running_stats="once"))
     assert [n_bytes for *_, n_bytes in call.copies] == [16] and call.statistics_bytes == 24
 

@@ -225,15 +225,12 @@ def pattern_of(wrong: str, *, forward: ForwardDiff | None = FORWARD, **more: Any
     return " ".join(patterns(compared(*gradients, forward=forward, **more)))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ("ab", "backward is the same down to c.w, and 2 of the 2 gradients before it differ, b.w first"),
-        ("a", "the gradient of a.w alone differs"),
-        ("abc", "3 of 3 gradients differ, that of the last block among them"),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "says"), [
+    ("ab", "backward is the same down to c.w, and 2 of the 2 gradients before it differ, b.w first"),
+    ("a", "the gradient of a.w alone differs"),
+    ("abc", "3 of 3 gradients differ, that of the last block among them"),
+    ("", ""),
+])  # fmt: skip
 def test_equal_forwards_leave_backward(wrong: str, says: str) -> None:
     assert says in pattern_of(wrong) and bool(pattern_of(wrong)) == bool(wrong)
 
