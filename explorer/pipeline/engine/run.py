@@ -31,6 +31,7 @@ from explorer.engine.compare.diffs import Tensors, Yardstick, difference, epsilo
 from explorer.engine.compare.spec_program import formats_of
 from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import failure_in_step
+from explorer.engine.imaginary.run import sees_imaginary_card
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.state.bits import same_bits
@@ -66,6 +67,7 @@ from explorer.record.run import PipelineEngine, RunSpec
 FailedRank = tuple[int, Failure]
 BETWEEN_RANKS = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "TCPStore", "Broken pipe")
 """Words of an error that another rank's end caused."""
+NO_VALUES = "The card is imaginary: no gradients were compared, and times are those of this machine."
 MOST_REPEATS = 3
 """Most timed passes, whatever RunSpec.n_repeats: each pass is a whole step of every rank."""
 
@@ -195,11 +197,11 @@ def _read(
 
 
 def _compared(run: PipelineRun, split: StepTensors, pipeline: Pipeline, loaded: Loaded, report: Report) -> PipelineRun:
-    """The run with its comparison to the unsplit model, unless the run failed.
+    """The run with its comparison to the unsplit model, unless the run failed or its card has no values.
 
     A record per parameter and per buffer, in the model's order. Errors of the unsplit model pass through.
     """
-    if run.failure is not None:
+    if run.failure is not None or sees_imaginary_card(run.spec.device):
         return run
     whole, parted, recomputed = _references(pipeline, loaded, report)
     steps = [(whole, parted), (parted, recomputed), (recomputed, split)]
@@ -239,7 +241,7 @@ def _after_the_step(run: PipelineRun, pipeline: Pipeline) -> PipelineRun:
         return state_bytes(pipeline.spec, trained)
 
     run = replace(run, memory=tuple(replace(memory, optimizer_bytes=state(memory.rank)) for memory in run.memory))
-    return replace(run, notes=notes(run))
+    return replace(run, notes=(*notes(run), *[NO_VALUES] * sees_imaginary_card(run.spec.device)))
 
 
 def compose(pipeline: Pipeline, readings: Sequence[ActionTime]) -> PlayedSchedule:

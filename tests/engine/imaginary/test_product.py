@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from explorer.engine.imaginary.run import run_on
 from explorer.plan.card.cards import parse_card
 from tests.engine.imaginary.test_run import has_cuda_build, values_on
 
@@ -166,3 +169,25 @@ def test_a_step_of_a_training_script_holds_what_its_card_counted(name: str, walk
 @has_cuda_build
 def test_pinned_batches_and_forks_are_those_of_torch(walked: dict[str, Any]) -> None:
     assert walked["pinned batch"] is True and walked["child"] == 1
+
+
+SIZES = ("n_layers=3", "width=64", "n_heads=2", "length=64", "vocabulary=256")
+VERBS = {
+    "batch": ("--budget", "200MiB"),
+    "plan": ("--budget", "90%", "--set", "batch=64"),
+}
+
+
+@has_cuda_build
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_prediction_on_the_card_is_what_torch_then_counts(verb: str, tmp_path: Path) -> None:
+    model = ["sample_models/gpt.py", *(part for size in SIZES for part in ("--set", size)), "--device", "cuda"]
+    command = ["-m", "explorer", verb, *model, *VERBS[verb], "--json"]
+    ran = run_on(parse_card("h100"), command, {"CHECKPOINT_EXPLORER_HOME": str(tmp_path)}, capture=True)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    answer = json.loads(ran.stdout)
+    if verb == "batch":
+        assert answer["predicted_peak_bytes"] == answer["step_peak_bytes"] <= answer["budget_bytes"] == 200 << 20
+    else:
+        assert answer["met"] and answer["measured"]["step_peak_bytes"] == answer["plan"]["step_peak_bytes"]
+        assert answer["measured"]["step_ms"] is None, "no clock of a card"

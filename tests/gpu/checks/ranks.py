@@ -24,6 +24,8 @@ def check_one_process(bench: Bench) -> None:
     run = run_pipeline(msgspec.structs.replace(spec, plan=plan))
     bench.expect(run.failure is None, run.failure.sentence if run.failure else "")
     bench.figure("actions timed", len(run.actions))
+    said = any("imaginary" in note for note in run.notes)
+    bench.expect(said == bench.is_imaginary == (not run.gradients), f"{len(run.gradients)} gradients; {run.notes}")
 
 
 class OutOfRange(nn.Module):
