@@ -9,6 +9,7 @@ from contextlib import nullcontext
 
 from msgspec.structs import replace
 
+from explorer.jobs.on_card import CardCount, CountOnCard
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindFit, FindPlans, Measure, MeasureRanks
 from explorer.record.base import Record
 from explorer.record.measurement import Measurement
@@ -81,6 +82,12 @@ def compare(request: Compare, report: Report) -> Record:
     from explorer.engine.compare import compare as comparing
 
     return comparing.compare(request.baseline, request.candidate, full=request.full, report=report)
+
+
+def count_on_card(request: CountOnCard, report: Report) -> Record:
+    from explorer.engine.bench.counted import counted_on_card
+
+    return CardCount(spec=request.spec, figures=counted_on_card(request.spec))
 
 
 def find_fit(request: FindFit, report: Report) -> Record:

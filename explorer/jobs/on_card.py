@@ -1,4 +1,4 @@
-"""What `run` is asked for: the file of a module, and a card, which crosses to the processes that see it."""
+"""What crosses to the processes that see an imaginary card: a script with its card, or one step to count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from contextlib import suppress
 from pathlib import Path
 
 from explorer.errors import BadInput
-from explorer.record.base import Record
+from explorer.record.base import Count, Record
+from explorer.record.run import RunSpec
+
+
+class CountOnCard(Record, tag=True):
+    """-> CardCount: torch's own CUDA code takes the step of `spec` on the imaginary card that `spec` names."""
+
+    spec: RunSpec
+
+
+class CardCount(Record):
+    """`figures`: allocated and reserved peak that torch's allocator counted in the step of `spec`."""
+
+    spec: RunSpec
+    figures: tuple[Count, Count]
 
 
 class OnCardRequest(Record):

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Union
 
 from explorer import slices
 from explorer.errors import TimedOut, UnreadableFile
+from explorer.jobs.on_card import CardCount, CountOnCard
 from explorer.jobs.rows import RequestRow
 from explorer.record.base import Count, Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
@@ -98,6 +99,7 @@ ROWS: dict[type[Record], RequestRow] = {
     MeasureRanks: RequestRow("measure_ranks", RecordedRanks, ("explore",), "Playing the ranks"),
     Compare: RequestRow("compare", Comparison, ("explore",), "Running baseline and candidate"),
     FindFit: RequestRow("find_fit", Fit, ("explore",), "Playing levers"),
+    CountOnCard: RequestRow("count_on_card", CardCount, ("explore",), "Counting on an imaginary card"),
     DrawAutograd: RequestRow("draw_autograd", AutogradPictures, ("explore",), "Drawing the autograd graph"),
     FindPlans: RequestRow("find_plans", Front, ()),
 }

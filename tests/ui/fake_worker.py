@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from explorer.errors import BadInput
+from explorer.jobs.on_card import CardCount, CountOnCard
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindFit, FindPlans, Measure, MeasureRanks
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.levers import RECOMPUTE, limit_of, played_step
@@ -22,6 +23,7 @@ from explorer.record.measurement import RecordedRanks
 from explorer.record.plan import Front, Progress, Wish, silent
 from tests import graphs
 
+COUNTED = 123_456_789, 234_567_890
 UNSAFE = "Predicted: the step was played on tensors without data."
 PLANS: dict[str, Front] = {}
 WITH_GRAPH: dict[int, Measurement] = {}
@@ -78,6 +80,8 @@ class FakeWorker:
         self.jobs: dict[str, FakeJob] = {}
         self.ids = itertools.count(1)
         self.slow_plans = False
+        self.build_failure: Failure | None = None
+        """Why there is no imaginary card; None: there is one."""
         self.fail_with: Failure | None = None
         self.warning = ""
 
@@ -108,11 +112,15 @@ class FakeWorker:
             case DrawAutograd(block=block):
                 picture = AutogradPicture(dot="digraph { a -> b }", n_nodes=2, n_saved_tensors=1, saved_bytes=1024)
                 job.finish(AutogradPictures(block=block, kept=picture, recomputed=picture))
+            case CountOnCard(spec=spec) if self.build_failure is not None:
+                job.finish(failure=self.build_failure)
+            case CountOnCard(spec=spec):
+                job.finish(CardCount(spec=spec, figures=COUNTED))
             case FindFit(spec=spec, budget_bytes=budget_bytes):
                 job.finish(fit_of(graphs.measured(self.graph, spec), budget_bytes))
             case FindPlans(run=run, graph=graph, wish=wish):
                 self.plan(job, (run, graph, wish))
-        unkept = isinstance(job.request, Describe | DrawAutograd | FindFit | FindPlans)
+        unkept = isinstance(job.request, Describe | DrawAutograd | FindFit | FindPlans | CountOnCard)
         job.warning = "" if unkept else self.warning
         if self.store is not None and job.keep and not job.warning and not unkept:
             job.run_id = self.store.save(job.result)

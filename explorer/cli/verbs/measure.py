@@ -28,6 +28,7 @@ from explorer.cli.report import answer_forecast, answer_step
 from explorer.cli.verbs.report import answer_run
 from explorer.cli.worker import ask, check_writable, finish, worker
 from explorer.errors import BadInput
+from explorer.jobs.on_card import CountOnCard
 from explorer.jobs.protocol import Measure, MeasureRanks
 from explorer.jobs.run_file import with_graph
 from explorer.plan.predict.baseline import keep_all_from
@@ -84,7 +85,7 @@ def measure(
             answer_run(on_ranks, model, output)
             finish(on_ranks, None, keep.save, output)
             return
-        counted = _counted(spec) if extra.verify else None
+        counted = ask(engine, CountOnCard(spec=spec)).figures if extra.verify else None
         run = Measure(spec=spec, until_it_fits=extra.fit, without_data=step.predict, own_optimizer=extra.own_optimizer)
         measured: Measurement = ask(engine, run, keep=not (keep.no_store or step.predict))
         graph = None
@@ -94,12 +95,6 @@ def measure(
     answer_step(measured, graph, output, counted)
     _say_what_did_not_fit(measured, graph)
     finish(with_graph(measured, graph), measured.failure, keep.save, output)
-
-
-def _counted(spec: RunSpec) -> tuple[int, int]:
-    from explorer.own_loop.counted import counted_on_card
-
-    return counted_on_card(spec)
 
 
 def _answer_recorded(step: Measurement, policy: str, keep: KeepOptions, output: Output) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import streamlit as st
 
+from explorer.jobs.on_card import CardCount, CountOnCard
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.memory.outside import by_place
 from explorer.plan.why.caveats import peak_caveats
@@ -17,10 +18,12 @@ from explorer.record.card import CardMemory
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy, Unit
+from explorer.record.run import RunSpec
 from explorer.ui.components import first_picture, step_film
+from explorer.ui.explore import work
 from explorer.ui.explore.view import View, ledger_of, predicted_line, predicted_on_card
 from explorer.ui.explore.work import ExploreState
-from explorer.ui.session import window
+from explorer.ui.session import page_job, window
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import bound
 from explorer.ui.shared import draft as drafts
@@ -38,7 +41,7 @@ from explorer.view.memory.ranks import ranks_at_peak
 from explorer.view.memory.stacked import Ghost, by_block, roles
 from explorer.view.memory.timeline import PredictedLine, line_places, pair_answer
 from explorer.view.text import explore as glossary
-from explorer.view.text.runs import notes_of_cards
+from explorer.view.text.runs import counted_text, notes_of_cards
 
 ABOVE = 108
 """Pixels of the tabs, the title and the choices above the chart."""
@@ -118,7 +121,21 @@ def _above(state: ExploreState, view: View, baseline: Measurement, candidate: Me
     if baseline.card is not None:
         state.charted = policy
     _card(baseline, candidate, drawn)
+    run = candidate or baseline
+    if run.card is not None and run.spec.ranks is None and not run.spec.model.is_recorded:
+        _count_on_card(state, run.spec, run.card)
     _picked_moment(state, baseline, candidate)
+
+
+def _count_on_card(state: ExploreState, spec: RunSpec, memory: CardMemory) -> None:
+    """Draws the button that runs the predicted step on an imaginary card, and both figures."""
+    st.button(
+        "Count with torch's own code", icon=":material/memory:", key="count_on_card", disabled=state.job.id is not None,
+        help=glossary.COUNT_ON_CARD, on_click=page_job.start, args=(state.job, CountOnCard(spec=spec)),
+    )  # fmt: skip
+    count: CardCount | None = work.result(state, "card_count")
+    if count is not None and count.spec == spec:
+        small_text(escape(counted_text(memory, *count.figures)))
 
 
 def _film(run: Measurement, axis: Axis) -> None:

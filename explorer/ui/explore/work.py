@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from explorer.errors import BadInput, ExplorerError
 from explorer.jobs import run_file
 from explorer.jobs.client import Job
+from explorer.jobs.on_card import CountOnCard
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindFit, Measure, MeasureRanks, Request, run_for
 from explorer.plan.catalogue import recorded_sample
 from explorer.record.comparison import Comparison
@@ -69,6 +70,8 @@ class ExploreState:
     """Key of the autograd graphs."""
     fit: str | None = None
     """Key of the levers that were played last."""
+    card_count: str | None = None
+    """Key of what torch's own code counted last on an imaginary card."""
     tick: tuple[str, int] | None = None
     """Run and event picked in the timeline; None: the peak."""
     budget: Budget = field(default_factory=Budget)
@@ -128,7 +131,7 @@ def _show(state: ExploreState, run: OpenedRun) -> None:
 def take(state: ExploreState, job: Job) -> None:
     """The result of a finished job."""
     key, result = job.run_id or job.id, cast(Any, job.result)
-    if not isinstance(job.request, Describe | DrawAutograd | FindFit):
+    if not isinstance(job.request, Describe | DrawAutograd | FindFit | CountOnCard):
         state.warning = job.warning
     match job.request:
         case Describe(model=model, device=device, without_data=without_data):
@@ -154,6 +157,9 @@ def take(state: ExploreState, job: Job) -> None:
         case FindFit():
             runs().add(key, result)
             state.fit = key
+        case CountOnCard():
+            runs().add(key, result)
+            state.card_count = key
 
 
 def take_part(state: ExploreState, job: Job) -> None:
@@ -295,7 +301,7 @@ def measure_next(state: ExploreState) -> None:
     page_job.start(state.job, Compare(baseline=runs().baseline(spec), candidate=candidate))
 
 
-def result(state: ExploreState, name: Literal["baseline", "shown", "pictures", "fit"]) -> Any:
+def result(state: ExploreState, name: Literal["baseline", "shown", "pictures", "fit", "card_count"]) -> Any:
     """The record that `name` points to; None without a record. An unreadable record becomes the failure."""
     record = page_job.record(state.job, getattr(state, name))
     if record is None:

@@ -96,6 +96,10 @@ OPEN_NUMBERS = (
     "none."
 )
 
+COUNT_ON_CARD = (
+    "torch's CUDA build takes the predicted step on an imaginary card, and its allocator counts. No GPU is needed; a "
+    "build of torch without CUDA says how to get the other one."
+)
 OPTIONS = {
     "predict": "Allocate and run nothing: every figure is predicted. For models that do not fit here.",
     "card": (

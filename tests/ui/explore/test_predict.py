@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
+from explorer.jobs.on_card import CountOnCard
 from explorer.jobs.protocol import Compare, Describe, FindPlans, Measure, MeasureRanks
 from explorer.plan.card.cards import CARDS
 from explorer.plan.card.step_on_card import memory_on
@@ -21,7 +22,7 @@ from explorer.ui.session import backend, repository
 from explorer.ui.session.address import to_query
 from explorer.ui.shared import draft as drafts
 from explorer.view.drawing.units import mib
-from tests.ui.fake_worker import UNSAFE, FakeJob, FakeWorker
+from tests.ui.fake_worker import COUNTED, UNSAFE, FakeJob, FakeWorker
 from tests.ui.page_driver import (
     App,
     address,
@@ -275,3 +276,19 @@ def test_the_fullest_of_the_predicted_ranks_is_drawn_and_all_stand_below(app: Ap
     assert spec(at).ranks == Ranks(n_ranks=8, data="none", n_tensor=8)
     assert spec(with_ranks(at, 1)).ranks is None
     assert spec(switch(with_ranks(at, 4), on=False)).ranks is None
+
+
+def test_torchs_own_code_counts_the_predicted_step_beside_the_card(app: App, worker: FakeWorker) -> None:
+    at = app()
+    assert not [button for button in at.button if button.key == "count_on_card"], "no card is chosen"
+    at = press(settle(widget(at, "selectbox", "option_card").set_value("b200").run()), "count_on_card")
+    (job,) = worker.of(CountOnCard)
+    assert job.request.spec == at.session_state["draft"].spec and job.request.spec.card == CARDS["b200"]
+    memory = worker.of(Measure)[-1].result.card
+    both = [*COUNTED, memory.allocated_bytes, memory.reserved_bytes]
+    assert all(f"{n_bytes:,}" in words(at) for n_bytes in both) and "imaginary B200" in words(at)
+    at = settle(widget(at, "selectbox", "option_card").set_value("h100").run())
+    assert f"{COUNTED[0]:,}" not in words(at), "another card was counted"
+    worker.build_failure = Failure(kind="bad input", sentence="torch is built without CUDA.", hint="pip install torch")
+    at = press(at, "count_on_card")
+    assert "torch is built without CUDA." in words(at) and "pip install torch" in words(at)

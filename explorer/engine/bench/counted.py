@@ -1,6 +1,6 @@
 """A predicted step beside the same step of torch's own CUDA code, in a process that sees an imaginary card.
 
-counted_on_card(spec) ──▶ python -m explorer.own_loop.counted SPEC, on the card ──▶ its allocator's counters
+counted_on_card(spec) ──▶ python -m explorer.engine.bench.counted SPEC, on the card ──▶ its allocator's counters
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ N_STEPS = 12
 
 def counted_on_card(spec: RunSpec) -> tuple[int, int]:
     """Allocated and reserved peak of a `spec` with a card. Raises BadInput without torch's CUDA build, ModelFailed."""
-    assert spec.card is not None, "the verb refuses it"
-    arguments = ["-m", "explorer.own_loop.counted", msgspec.json.encode(spec).decode()]
-    ran = run_on(spec.card, arguments, capture=True)
+    assert spec.card is not None, "the verb and the page refuse it"
+    arguments = ["-m", "explorer.engine.bench.counted", msgspec.json.encode(spec).decode()]
+    setting = {"CUBLAS_WORKSPACE_CONFIG": spec.card.cublas}  # the worker has one of its own
+    ran = run_on(spec.card, arguments, setting, capture=True)
     if ran.returncode:
         last = ran.stderr.strip().splitlines()[-1:]
         raise ModelFailed(f"The step failed on the imaginary {spec.card.name}: {''.join(last)[:300]}")
