@@ -76,17 +76,22 @@ def steps_on_card(request: OnCardRequest, script: Path, arguments: Sequence[str]
         ended = run_on(parse_card(request.card), command, env, n_cards=request.ranks or 1)
         if ended.returncode:
             sys.exit(ended.returncode)
-        results = [from_msgpack(file.read_bytes(), StepsOnCard) for file in sorted(Path(folder).iterdir())]
-    for result in results:
-        if result.no_step:
-            raise BadInput(result.no_step, hint="Put explorer.watch(model) or explorer.record_step(model) into it.")
+        results = []
+        for file in sorted(Path(folder).iterdir()):
+            result = from_msgpack(file.read_bytes(), StepsOnCard)
+            if result.no_step:
+                raise BadInput(result.no_step, hint="Put explorer.watch(model) or explorer.record_step(model) into it.")
+            results.append(result)
     return results
 
 
 def main(folder: str, request: str, script: str, *arguments: str) -> None:
     """A process of `steps_on_card`: runs the script, leaves the result in `folder`, and waits for the other ranks."""
     options = from_json(request, OnCardRequest)
-    with redirect_stdout(sys.stderr if options.json else sys.stdout):
+    printed = sys.stdout
+    if options.json:
+        printed = sys.stderr
+    with redirect_stdout(printed):
         result = _run(Path(script), arguments, options.steps)
     if result.last is not None:
         from explorer.engine.device.device import path_of_rank
