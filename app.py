@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from threading import Thread
 
-from streamlit import App, delta_generator
+from streamlit import App
 
 from explorer.ui.server import Visits, send_at_once, wait_for_pause
 
@@ -33,8 +33,6 @@ if __name__ == "__main__":
 else:
     from starlette.middleware import Middleware
 
-    # Streamlit would read all callers' sources, for 70 ms, to warn a person who starts a page without a server.
-    delta_generator._use_warning_has_been_displayed = True
     send_at_once()
     Thread(target=get_ready, daemon=True).start()
     app = App(__file__, middleware=[Middleware(Visits)])

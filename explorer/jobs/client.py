@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 
@@ -65,6 +64,8 @@ class Job:
         """True after `cancel`, also while the job still runs."""
         self.claimed = False
         """True once a window, or another caller, waits for the job."""
+        self.n_news = 0
+        """Grows when the job begins, counts its steps, has a part, and when it has finished."""
         self._worker = worker
         self._keep = keep
         self._finished = threading.Event()
@@ -75,7 +76,6 @@ class Job:
         self._process: JobProcess | None = None
         self._if_killed: Failure | None = None
         self._timers: list[threading.Timer] = []
-        self._listeners: dict[object, Callable[[], object]] = {}
 
     @property
     def finished(self) -> bool:
@@ -85,16 +85,6 @@ class Job:
     def elapsed_s(self) -> float:
         """Seconds from the job's submission to its end, or to now."""
         return (self._ended or time.monotonic()) - self._submitted
-
-    def call_at_news(self, listener: object, call: Callable[[], object]) -> None:
-        """Calls `call` once, in another thread, when the job begins, counts its steps, has a part or has finished. A
-        later call of the same listener replaces the earlier one."""
-        self._listeners[listener] = call
-
-    def _tell(self) -> None:
-        for listener in list(self._listeners):
-            with suppress(KeyError, RuntimeError):  # another thread was faster; the listener's loop has ended
-                self._listeners.pop(listener)()
 
     def cancel(self) -> None:
         """Cancels the job, and kills its process if the job still runs after the grace. Returns at once."""
@@ -267,7 +257,7 @@ class Worker:
             with self._changed:
                 self._note_graph(job.request, job.part)
         if is_news:
-            job._tell()
+            job.n_news += 1
 
     def _end(self, job: Job, answer: protocol.Event) -> None:
         if isinstance(answer, protocol.Failed):
@@ -334,7 +324,7 @@ class Worker:
             job.failure = failure
             job._ended = time.monotonic()
             job._finished.set()
-        job._tell()
+            job.n_news += 1
 
     def _forget(self) -> None:
         """Drops old jobs, as results are large: a page uses the newest results, and the store has the rest."""

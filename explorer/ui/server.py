@@ -33,6 +33,7 @@ ROOT = '<div id="root"></div>'
 """The element of Streamlit's document that the page fills."""
 PREVIEW = "/preview"
 ANSWER = "/answer"
+NEWS = "/news"
 MOST_BYTES = 1_000_000
 """Of a question, which may name a thousand blocks."""
 PICTURE_S = 2.5
@@ -86,6 +87,8 @@ class Visits:
             answer = await asyncio.to_thread(answer_preview, Request(scope))
         elif scope["type"] == "http" and scope["path"] == ANSWER:
             answer = await answer_click(Request(scope, receive))
+        elif scope["type"] == "http" and scope["path"] == NEWS:
+            answer = await asyncio.to_thread(answer_news, Request(scope))
         await answer(scope, receive, send_with_headers)
 
 
@@ -153,6 +156,16 @@ async def answer_click(request: Request) -> Response:
         )
     answer = await asyncio.to_thread(answer_to, marks)
     return Response(to_json(answer), media_type="application/json") if answer is not None else Response(status_code=204)
+
+
+def answer_news(request: Request) -> Response:
+    """How often the job had news, by which components/news.js knows whether to draw; 404 without such a job."""
+    from explorer.ui.session import backend
+
+    job = backend.worker().job(request.query_params.get("job", ""))
+    if job is None:
+        return PlainTextResponse("This app knows no such job; reload the page.", status_code=404)
+    return PlainTextResponse(str(job.n_news), headers={"cache-control": "no-store"})
 
 
 def begin(query: dict[str, str]) -> None:

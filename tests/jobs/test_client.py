@@ -83,24 +83,24 @@ def test_what_cannot_be_asked_is_refused_where_it_is_asked(alone: Worker) -> Non
 
 
 def test_progress_and_parts_of_the_result_arrive(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    hear, heard, news, calls = worker._heard, [], [], []
+    hear, heard, news = worker._heard, [], []
 
     def listen(job: Job, progress: Progress) -> None:
         counts = progress.total > 0 == job.progress.total
-        is_news, before = not job._began or counts or bool(progress.part), len(news)
-        job.call_at_news("page", lambda: news.append(job.finished))
+        is_news, before = not job._began or counts or bool(progress.part), job.n_news
         hear(job, progress)
         heard.append((job.progress.done, job.part))
-        calls.append((len(news) - before, is_news))
+        news.append((job.n_news - before, is_news))
 
     monkeypatch.setattr(worker, "_heard", listen)
     job = finish(measure(worker, "steps:20"))
     assert [done for done, _ in heard[-20:]] == list(range(20)) and job.progress.total == 20 and job._began
     assert isinstance(job.part, Measurement) and [part for _, part in heard[-20:]] == [None] + [job.result] * 19
+    news_of_first = tuple(news)
     last = finish(measure(worker, "parts")).part
     assert isinstance(last, Measurement) and last.graph is not None, "a page that looks late sees the last part alone"
-    assert all(n == is_news for n, is_news in calls), "a page hears of the begin, of the first count and of parts"
-    assert True in news, "and of the end"
+    assert all(n == is_news for n, is_news in news), "a page hears of the begin, of the first count and of parts"
+    assert job.n_news == 1 + sum(is_news for _, is_news in news_of_first), "and of the end"
 
 
 def test_a_result_answers_a_job_that_waits_for_the_same_run(alone: Worker, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ class FakeJob:
         self.cancelled = False
         self.keep = True
         self.claimed = False
+        self.n_news = 0
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -64,9 +65,6 @@ class FakeJob:
 
     def finish(self, result: Any = None, failure: Failure | None = None) -> None:
         self.result, self.failure, self.finished = result, failure, True
-
-    def call_at_news(self, listener: object, call: object) -> None:
-        pass
 
     def wait(self, timeout_s: float | None = None) -> bool:
         return self.finished

@@ -140,6 +140,16 @@ def test_a_run_that_no_window_claims_ends(worker: FakeWorker, monkeypatch: pytes
     assert not second.cancelled
 
 
+@pytest.mark.usefixtures("app")
+def test_a_job_counts_its_news(worker: FakeWorker) -> None:
+    work.begin(LARGE)
+    (job,) = worker.jobs.values()
+    job.n_news = 7
+    for id, text in ((job.id, (200, b"7")), ("gone", (404, b"This app knows no such job; reload the page."))):
+        news = server.answer_news(Request({"type": "http", "query_string": f"job={id}".encode()}))
+        assert (news.status_code, news.body) == text
+
+
 def clicked(body: bytes, *, method: str = "POST", n_bytes: int | None = None) -> tuple[int, bytes]:
     """Status and text for a question about a click."""
 

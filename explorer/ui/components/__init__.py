@@ -39,6 +39,7 @@ def _text(file: str) -> str:
 
 GRAPH = '<div class="graph" role="tree" aria-label="Block graph" aria-multiselectable="true"></div>\n'
 STRIP = '<div class="box"><div class="strip"></div></div>\n'
+NEWS = '<div class="news" hidden></div>\n'
 SKETCH = '<div class="sketch" aria-hidden="true"></div>\n'
 
 
@@ -190,6 +191,12 @@ def first_picture(drawing: str, *, loaded: bool, take_loaded: Callable[[], None]
     component = _component("sketch", SKETCH, _text("sketch.css"), _text("sketch.js"), isolate_styles=False)
     data = [{"drawing": drawing, "loaded": loaded}]
     component(key="sketch", data=data, on_plotly_change=take_loaded, height="content")
+
+
+def job_news(job_id: str, n_news: int, *, key: str) -> None:
+    """Reruns the fragment around it when the job has more news than `n_news`."""
+    component = _component("news", NEWS, "", _text("news.js"))
+    component(key=key, data=[{"job": job_id, "n": n_news}], on_news_change=lambda: None, height="content")
 
 
 FILM = """<div class="film">

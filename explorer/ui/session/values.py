@@ -18,7 +18,6 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 import streamlit as st
-from streamlit.runtime import get_instance
 from streamlit.runtime.app_session import AppSession, AppSessionState
 from streamlit.runtime.scriptrunner import RerunData, ScriptRunner
 from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests
@@ -27,7 +26,7 @@ from streamlit.runtime.scriptrunner_utils.script_run_context import ThreadState,
 T = TypeVar("T")
 GO_TO = "go_to"
 RETRY_S = 0.005
-"""Time between two looks at Streamlit: whether a runner has ended and sent all messages."""
+"""Time between two looks at Streamlit: whether a runner has ended."""
 _is_whole = ContextVar("is_whole", default=False)
 
 
@@ -92,32 +91,6 @@ def once_a_press(act: Callable[..., object]) -> Callable[..., None]:
             act(*arguments, **named)
 
     return pressed
-
-
-def timer() -> tuple[object, Callable[[], object]]:
-    """The timer of the fragment that is drawn now, and a function that fires the timer at once, from any thread.
-
-    A browser that draws a chart fires up to a second late. The function waits until the last run's messages are sent:
-    Streamlit would mark that run as interrupted, and the browser would keep outdated parts of the page.
-    """
-    context, fragment = get_script_run_ctx(), ThreadState.get().fragment_id
-    sessions = getattr(get_instance(), "_session_mgr", None)  # none in a test without a server
-    info = sessions.get_active_session_info(context.session_id) if sessions and context else None
-    if sessions is None or info is None or context is None or fragment is None:
-        return None, lambda: None
-    page, query, about = context.page_script_hash, context.query_string, context.context_info
-    data = RerunData(query, page_script_hash=page, fragment_id=fragment, context_info=about, is_auto_rerun=True)
-    session = info.session
-
-    def draw() -> None:
-        if sessions.get_active_session_info(session.id) is None or not session.has_fragment(fragment):
-            return
-        if session._scriptrunner is not None or len(session._browser_queue):
-            session._event_loop.call_later(RETRY_S, draw)
-        else:
-            session._create_scriptrunner(data)
-
-    return (session.id, fragment), lambda: session._event_loop.call_soon_threadsafe(draw)
 
 
 def go_to(page: str) -> None:

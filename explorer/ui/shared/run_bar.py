@@ -15,9 +15,10 @@ import streamlit as st
 
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import ROWS
+from explorer.ui.components import job_news
 from explorer.ui.session import page_job
 from explorer.ui.session.page_job import PageJob, Take
-from explorer.ui.session.values import timer, whole
+from explorer.ui.session.values import whole
 from explorer.ui.shared.elements import escape, on_primary
 
 RUN_WIDTH = 140
@@ -90,8 +91,8 @@ def _start(life: PageJob, bar: RunBar) -> None:
 
 def _watch(life: PageJob, bar: RunBar) -> None:
     """Shows the job until its end; then the bar takes the result, and the whole page is drawn again."""
-    if (job := page_job.running(life)) is not None:
-        job.call_at_news(*timer())  # before the look: no news falls between both
+    job = page_job.running(life)
+    n_news = job.n_news if job is not None else 0  # before the look: no news falls between both
     job = page_job.under_way(life, bar.take)
     if job is None or page_job.take_part(life, bar.take_part):
         st.rerun()
@@ -108,6 +109,7 @@ def _watch(life: PageJob, bar: RunBar) -> None:
             args=(life,),
             disabled=life.cancelling,
         )
+    job_news(job.id, n_news, key=f"{bar.key}news")
 
 
 def in_words(life: PageJob, job: Job) -> str:

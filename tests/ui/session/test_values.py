@@ -281,41 +281,6 @@ def test_a_request_waits_until_what_an_ending_runner_drew_is_sent() -> None:
     assert taken == [data] and not later, "the runner of a later request takes this one too"
 
 
-def test_news_fire_the_timer_of_the_fragment_that_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests: list[RerunData] = []
-    later: list[Callable[[], None]] = []
-    loop = SimpleNamespace(call_soon_threadsafe=lambda call: call(), call_later=lambda _, call: later.append(call))
-    fragments, unsent = {"bar"}, ["the end of the last run"]
-    session = SimpleNamespace(
-        id="visitor", has_fragment=fragments.__contains__, _create_scriptrunner=requests.append, _event_loop=loop,
-        _scriptrunner="draws", _browser_queue=unsent,
-    )  # fmt: skip
-    active = {"visitor": SimpleNamespace(session=session)}
-    server = SimpleNamespace(_session_mgr=SimpleNamespace(get_active_session_info=active.get))
-    monkeypatch.setattr(values, "get_instance", lambda: server)
-    context = SimpleNamespace(
-        session_id="visitor", page_script_hash="page", query_string="", cached_message_hashes={"1"}, context_info=None
-    )
-    monkeypatch.setattr(values, "get_script_run_ctx", lambda: context)
-    monkeypatch.setattr(values.ThreadState, "get", lambda: SimpleNamespace(fragment_id="bar"))
-    _, fire = values.timer()
-    fire()
-    session._scriptrunner = None
-    later.pop()()
-    assert not requests, "a run draws, and then its end is not sent yet"
-    unsent.clear()
-    later.pop()()
-    assert requests == [RerunData(fragment_id="bar", page_script_hash="page", is_auto_rerun=True)], "no cached message"
-    unsent.append("a message to nobody")
-    for left in (fragments, active):
-        fire()
-        later.pop()
-        left.clear()
-        fire()
-        assert len(requests) == 1 and not later, "the page has no such fragment any more; then the visitor has left"
-        fragments.add("bar")
-
-
 def test_a_browser_gets_every_message_whole() -> None:
     """A quick browser may have dropped the message that a hash stands for, which ends its page (streamlit#15816)."""
     message = ForwardMsg()
@@ -350,15 +315,12 @@ def test_the_server_sends_small_messages_at_once(monkeypatch: pytest.MonkeyPatch
 
 
 PRIVATE = {
-    "_session_mgr": "News of a job reach the page at once, not at the next look: the visitor's session is found by it.",
     "_scriptrunner": "A rerun that is asked for while one ends must wait for its end.",
-    "_browser_queue": "The last messages of a rerun must be sent before the next one begins.",
-    "_event_loop": "A thread that is no session's hands its call over there.",
+    "_event_loop": "A rerun that waits for the end of another looks again later.",
     "_create_scriptrunner": "Patched: what a runner drew last would be dropped by the runner behind it.",
     "_maybe_handle_execution_control_request": "Patched: a press would end within its callback, half done.",
     "_rerun_data": "Patched `request_rerun`: a timer of a page that was left has its page there.",
     "_state": "A session that has ended starts no runner.",
-    "_use_warning_has_been_displayed": "Streamlit reads the sources of all callers for a warning: 70 ms a start.",
 }
 """Streamlit's private names that the page needs, each with its reason."""
 
@@ -367,8 +329,7 @@ def test_each_private_name_of_streamlit_has_a_reason_and_is_there() -> None:
     root = Path(values.__file__).parents[3]
     texts = {path: path.read_text() for path in (root / "app.py", *(root / "explorer" / "ui").rglob("*.py"))}
     own = {name for text in texts.values() for name in re.findall(r"(?:self\.|def |^)(_\w+)", text, re.MULTILINE)}
-    found = re.findall(r'\.(_[a-z]\w+)|"(_session_mgr)"', "\n".join(texts.values()))
-    used = {attribute or name for attribute, name in found}
+    used = set(re.findall(r"\.(_[a-z]\w+)", "\n".join(texts.values())))
     others = own - PRIVATE.keys() | {"_asdict", "_stcore", "_dump_snapshot"}
     assert used - others == PRIVATE.keys()
     sources = "".join(path.read_text() for path in Path(streamlit.__file__).parent.glob("**/*.py"))
