@@ -151,6 +151,7 @@ class Sums(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        references_of_the_last_holder()  # measured outside of any backward, as the tracker does
         self.in_place: list[bool] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
