@@ -80,7 +80,7 @@ def scenes(page: Page) -> Iterator[Scene]:
         yield _shot(settled(page), words, 2600)
     press(page, page.get_by_role("tab", name="Memory"))
     press(page, page.get_by_role("button", name="Policy file"))
-    page.get_by_role("button", name="Policy with evidence").wait_for()
+    page.get_by_role("button", name="Download (YAML)").wait_for()
     yield _shot(settled(page), "5 · Take the policy to your training script", 3400)
 
 
