@@ -94,10 +94,14 @@ class ConditionOptions(ModelOptions):
         in_step(metavar="r=N,targets=A+B", help="Freeze the model and train LoRA adapters beside these Linear layers."),
     ] = None
 
+    quantize: Annotated[
+        Literal["nf4"] | None, in_step(help="With --lora: the frozen Linear layers in four bits, as QLoRA does.")
+    ] = None
+
     def spec(self, target: str) -> RunSpec:
         """The step with everything kept. Raises BadInput for options that say nothing, or nothing together."""
         conditions = {name: getattr(self, name) for name in ("seed", "device", "autocast", "mode")}
-        lora = None if self.lora is None else lora_of(self.lora)
+        lora = lora_of(self.lora or "", self.quantize or "none") if self.lora or self.quantize else None
         return RunSpec(model=self.ref(target), frozen=tuple(self.frozen or ()), lora=lora, **conditions)
 
 

@@ -111,6 +111,13 @@ def _lora(spec: RunSpec, parts: Parts) -> RunSpec | None:
     return replace(spec, lora=Lora(targets=parts.linears))
 
 
+def _qlora(spec: RunSpec, parts: Parts) -> RunSpec | None:
+    if spec.lora is not None and spec.lora.quantize == "none":
+        return replace(spec, lora=replace(spec.lora, quantize="nf4"))
+    changed = _lora(spec, parts)
+    return None if changed is None else replace(changed, lora=Lora(targets=parts.linears, quantize="nf4"))
+
+
 def _freeze(spec: RunSpec, parts: Parts) -> RunSpec | None:
     if spec.lora is not None or spec.frozen or not parts.all_but_last:
         return None
@@ -162,6 +169,16 @@ LEVERS = (
         "LoRA of rank 8, the model frozen",
         _lora,
         'model = peft.get_peft_model(model, peft.LoraConfig(r={rank}, target_modules=r"{targets}"), '
+        "autocast_adapter_dtype=False)",
+    ),
+    Lever(
+        "qlora",
+        "trained",
+        "QLoRA: LoRA beside Linear layers in four bits",
+        _qlora,
+        'quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", '
+        "bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)  # for from_pretrained, then: "
+        'peft.get_peft_model(model, peft.LoraConfig(r={rank}, target_modules=r"{targets}"), '
         "autocast_adapter_dtype=False)",
     ),
     Lever(

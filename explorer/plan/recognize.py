@@ -251,7 +251,7 @@ def set_pairs(texts: list[str] | None) -> dict[str, str]:
 _LORA = re.compile(r"(?:r=(?P<rank>[1-9]\d*),)?targets=(?P<targets>[\w.+]+)")
 
 
-def lora_of(text: str) -> Lora:
+def lora_of(text: str, quantize: Literal["none", "nf4"] = "none") -> Lora:
     """`r=16,targets=q_proj+v_proj`: adapters beside each Linear whose fqn is, or ends with, one of the names, as in
     peft. Raises BadInput."""
     found = _LORA.fullmatch(text.replace(" ", ""))
@@ -259,7 +259,7 @@ def lora_of(text: str) -> Lora:
     if found is None or not names:
         raise BadInput(f"--lora takes a rank and names of Linear layers and got {text!r}.", hint=LORA_EXAMPLE)
     targets = rf"(.*\.)?({'|'.join(map(re.escape, names))})"
-    return Lora(targets=targets, rank=int(found["rank"] or Lora(targets="").rank))
+    return Lora(targets=targets, rank=int(found["rank"] or Lora(targets="").rank), quantize=quantize)
 
 
 def argument_value(text: str) -> int | float | str | bool:

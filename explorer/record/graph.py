@@ -81,6 +81,8 @@ class Lora(Record):
     targets: str
     """Regular expression that matches whole fqns, as `target_modules` of peft."""
     rank: Count = 8
+    quantize: Literal["none", "nf4"] = "none"
+    """nf4: the frozen Linear layers but the last are held in four bits, as QLoRA does."""
 
 
 class Conditions(Record):

@@ -11,28 +11,18 @@ no such form. Source: https://arxiv.org/abs/2110.02861
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 
 import torch
 from torch import Tensor
 
-LEAST_ELEMENTS, BLOCK = 4096, 256
+from explorer.engine.model.four_bit import BLOCK, codes
+
+LEAST_ELEMENTS = 4096
 CHUNK = 16 * BLOCK
 """Elements that the update has in float32 at a time."""
 BETA1, BETA2, EPSILON, DECAY = 0.9, 0.999, 1e-8, 1e-2
 NAMES = (("mean", "square"), ("mean_scales", "square_scales"), ("mean_codes", "square_codes"))
 """Of the state of a parameter; a smaller parameter has the first two."""
-
-
-@cache
-def codes(*, signed: bool) -> Tensor:
-    """The values of the 256 bytes in ascending order: seven decades, of which the upper ones are divided finer."""
-    values = [torch.tensor([0.0, 1.0])]
-    for decade in range(7):
-        borders = torch.linspace(0.1, 1, 2 ** (decade if signed else decade + 1) + 1)
-        middles = (borders[1:] + borders[:-1]) / 2 * 10.0 ** (decade - 6)
-        values += [middles, -middles] if signed else [middles]
-    return torch.cat(values).sort().values
 
 
 class AdamW8bit(torch.optim.Optimizer):

@@ -58,6 +58,25 @@ def add_adapters(model: nn.Module, lora: Lora) -> None:
             _adapt(layer, lora.rank)
         layer.lora_a.requires_grad_(True)
         layer.lora_b.requires_grad_(True)
+    if lora.quantize != "none":
+        _quantize(model)
+
+
+def _quantize(model: nn.Module) -> None:
+    """Holds the weight of each Linear but the last layer's in four bits."""
+    from explorer.engine.model.four_bit import FourBit, hold_in_four_bits  # its operators are registered late
+
+    last = dict(model.named_modules())[last_layer(model)]
+    tied = id(getattr(last, "weight", None))
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear) and _is_linear(layer) and not isinstance(layer, FourBit):
+            if layer is last or id(layer.weight) == tied:
+                continue
+            is_adapted = isinstance(layer, _Adapted)
+            layer.__class__ = nn.Linear  # type: ignore[assignment]
+            hold_in_four_bits(layer)
+            if is_adapted:
+                layer.__class__ = _adapted(type(layer))  # type: ignore[assignment, arg-type]
 
 
 def _adapt(layer: nn.Module, rank: int) -> None:

@@ -137,6 +137,7 @@ UNKNOWN: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 """Operators whose CUDA kernels take memory of a known kind, without a bound. Source: ATen/native/cuda and cudnn."""
 RESULTS_ALONE = frozenset(re.findall(r"\w+", """
+adamw_8bit scales_of_8_bits weight_of_4_bits
 abs _adaptive_avg_pool2d _adaptive_avg_pool2d_backward add addbmm addcdiv addcmul addmm addmv all amax amin any arange
 argmax argmin as_strided atan2 avg_pool2d avg_pool2d_backward baddbmm binary_cross_entropy
 binary_cross_entropy_backward bitwise_and bitwise_not bitwise_or bmm cat ceil celu clamp clamp_max clamp_min clone
