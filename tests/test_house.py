@@ -254,7 +254,7 @@ BUDGETS = {
     "view": 47208, "ui": 50153, "lab": 27080, "pipeline": 55043, "own_loop": 15023, "cli": 21291,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 52061
+TESTS_BUDGET = 52100
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 

@@ -54,7 +54,7 @@ ROWS = {
         "profile_stages", PipelineProfile, ("pipeline",), "Measuring what each block costs", module=__name__
     ),
     FindJointPlan: RequestRow(
-        "find_joint_plan", JointPlan, ("pipeline",), "Planning below the cap", __name__, needs=forks.WARM[:1]
+        "find_joint_plan", JointPlan, ("pipeline",), "Planning within the limit", __name__, needs=forks.WARM[:1]
     ),
 }
 KINDS = {"pipeline run": PipelineRun}

@@ -112,7 +112,7 @@ def test_a_page_without_a_server_opens_the_app_with_its_policy(
     recorded, file = bundled("tied_lm"), tmp_path / "tied_lm.html"
     file.write_text(report_text(ReportOf(run=recorded.run, name="tied_lm", plans=recorded.front.plans)))
     report = from_disk(file)
-    report.get_by_role("button", name="√n segments").click()
+    report.get_by_role("button", name="Segments of √n blocks").click()
     policy = Policy(units=tuple(Unit(blocks=tuple(unit["blocks"])) for unit in report.evaluate("page.policy")))
     assert any(len(unit.blocks) > 1 for unit in policy.units)
     peak = mib(report.evaluate("page.answer.peak"))
@@ -123,5 +123,5 @@ def test_a_page_without_a_server_opens_the_app_with_its_policy(
     address = opening.value.url
     assert from_query(dict(parse_qsl(urlsplit(address).query))) == replace(recorded.run.spec, policy=policy)
     page.goto(address)  # the browser without network only asks for it
-    page.get_by_text(re.compile(f"√n segments: .* ≈ {re.escape(peak)} ")).wait_for()
+    page.get_by_text(re.compile(f"Segments of √n blocks: .* ≈ {re.escape(peak)} ")).wait_for()
     page.locator('[data-id="blocks"][aria-checked="true"]').get_by_text("8 of 8").wait_for()

@@ -206,7 +206,7 @@ def cap_panel(
     field = bound("pipeline_cap", split.cap, lambda text: setattr(split, "cap", text))
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_cap_row"):
         st.text_input(
-            "Cap a rank",
+            "Memory limit of a rank",
             field.value,
             placeholder="200MiB",
             help=words.CAP,
@@ -214,7 +214,7 @@ def cap_panel(
             **field.wired,
         )
         st.button(
-            "Plan below the cap",
+            "Plan within the limit",
             icon=":material/auto_awesome:",
             key="pipeline_plan_button",
             help=words.CAP,

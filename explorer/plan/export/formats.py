@@ -44,7 +44,7 @@ def to_names(file: PolicyFile) -> Export:
 _ROWS = (
     ExportFormat(name="torch", title="plain PyTorch", write=to_torch),
     ExportFormat(name="fsdp2", title="torch with FSDP2", write=to_fsdp2),
-    ExportFormat(name="names", title="any program, as names and numbers", write=to_names, suffix=".yaml"),
+    ExportFormat(name="names", title="any other program: block names", write=to_names, suffix=".yaml"),
     ExportFormat(name="huggingface", title="Hugging Face transformers", write=to_hugging_face),
 )
 _ROWS_OF_SLICES: list[ExportFormat] = [row for part in slices.parts("plan.export").values() for row in part.ROWS]

@@ -66,9 +66,9 @@ _ROWS = (
     ),
     Preset(
         name="sqrt",
-        title="√n segments",
+        title="Segments of √n blocks",
         help="Keep about sqrt(n) of n blocks. In a Sequential: sqrt(n) segments of consecutive blocks, each of which "
-        "keeps its input alone. Elsewhere, where blocks cannot be joined: sqrt(n) evenly spread blocks stay as they "
+        "keeps only its input. Elsewhere, where blocks cannot be joined: sqrt(n) evenly spread blocks stay as they "
         "are.",
         choose=lambda graph: _policy(_sqrt(_counted(graph), graph)),
     ),
@@ -80,7 +80,7 @@ _ROWS = (
     ),
     Preset(
         name="keep-products",
-        title="All but matrix products",
+        title="Keep matrix products",
         help="Recompute every block, but keep what its matrix products, attentions and convolutions return: "
         "they do not run twice, and their results stay. torch then looks at every operator in Python, which takes time "
         "where operators are small.",

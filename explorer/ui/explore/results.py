@@ -159,7 +159,7 @@ def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Compar
 
 
 PARTS = ("step", "forward", "backward", "optimizer")
-OPERATIONS, TIME, STEP, SAVED = "Operations", "Time", "Time of the step", "Saved bytes"
+OPERATIONS, TIME, STEP, SAVED = "FLOPs by block", "Time by block", "Step time", "Saved bytes"
 """Views of the cost; all but the time of the step are by block."""
 
 

@@ -161,7 +161,9 @@ def test_a_budget_for_all_or_none(app: App, worker: FakeWorker, monkeypatch: pyt
         return {"sqrt": (policy, msgspec.structs.replace(forecast, step_peak_bytes=MIB))}
 
     monkeypatch.setattr(budget, "predicted_presets", lower)
-    assert "But the preset √n segments does, predicted." in refusals(typed(at, "2 MiB"))[0], "plans hold no segments"
+    assert "But the preset Segments of √n blocks does, predicted." in refusals(typed(at, "2 MiB"))[0], (
+        "plans hold no segments"
+    )
 
 
 def test_slider_headline_and_line_say_the_same(app: App) -> None:
