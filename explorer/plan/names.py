@@ -25,17 +25,18 @@ def overlaps(fqn: str, *blocks: str) -> bool:
     return is_within(fqn, *blocks) or any(is_within(block, fqn) for block in blocks)
 
 
-def above(fqn: str) -> Iterator[str]:
-    """Every block that holds `fqn`, the nearest first; the model itself comes last."""
-    while fqn:
-        fqn = fqn.rpartition(".")[0]
-        yield fqn
+def above(*fqns: str) -> Iterator[str]:
+    """Every block that holds one of `fqns`, the nearest first; the model itself comes last."""
+    for fqn in fqns:
+        while fqn:
+            fqn = fqn.rpartition(".")[0]
+            yield fqn
 
 
-def lineage(fqn: str) -> Iterator[str]:
-    """`fqn` and every block that holds it, the nearest first."""
-    yield fqn
-    yield from above(fqn)
+def lineage(*fqns: str) -> Iterator[str]:
+    """`fqns` and every block that holds one, the nearest first."""
+    yield from fqns
+    yield from above(*fqns)
 
 
 def nearest_around(fqn: str, blocks: Container[str]) -> str | None:
@@ -46,7 +47,7 @@ def nearest_around(fqn: str, blocks: Container[str]) -> str | None:
 def innermost(fqns: Iterable[str]) -> tuple[str, ...]:
     """The names of `fqns` that contain no other name of `fqns`."""
     named = tuple(fqns)
-    holders = {fqn for name in named for fqn in above(name)}
+    holders = set(above(*named))
     return tuple(fqn for fqn in named if fqn not in holders)
 
 
@@ -60,7 +61,7 @@ def share_of_blocks(named: Iterable[str], counted: Collection[str]) -> str:
     within = {fqn for fqn in counted if not set(lineage(fqn)).isdisjoint(chosen)}
     holders = {holder: fqn for fqn in chosen for holder in above(fqn)}
     in_part = [fqn for fqn in counted if fqn in holders and fqn not in within]
-    around_counted = {holder for fqn in counted for holder in lineage(fqn)}
+    around_counted = set(lineage(*counted))
     others = [fqn for fqn in chosen if fqn not in around_counted and set(above(fqn)).isdisjoint(counted)]
     if not counted:
         return _blocks(len(chosen))

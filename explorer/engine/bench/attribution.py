@@ -70,7 +70,7 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
     entries, tick_ns = entries_of(log, lived, tracked, skew_ns)  # 2., 3. and 4.
     operator = _operators(entries, tracked, log.clock_grain_ns)  # 5.
     stored = entries.storage != NONE
-    roles = np.full(len(stored), UNATTRIBUTED, dtype=np.int64)
+    roles = np.full(len(stored), UNATTRIBUTED)
     roles[stored] = tracked.roles()[entries.storage[stored]]
     phases = _spans(tracked, tick_ns)
     # 5., last sentence: no operator returns a generator's state.
@@ -111,7 +111,7 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
 
 def _entry_of(storages: Ints, n_storages: int) -> Ints:
     """The entry of each storage. Calls name storages by the tracker's numbers; the record knows entries only."""
-    entry_of = np.full(n_storages, NONE, dtype=np.int64)
+    entry_of = np.full(n_storages, NONE)
     stored = storages != NONE
     entry_of[storages[stored]] = np.flatnonzero(stored)
     return entry_of
@@ -129,7 +129,7 @@ def _operators(entries: Entries, tracked: TrackedStep, grain_ns: int) -> Ints:
     An allocator with a coarse clock may date an operator's allocation one grain before its beginning or after its end.
     """
     if not tracked.n_ops:
-        return np.full(len(entries.storage), NONE, dtype=np.int64)
+        return np.full(len(entries.storage), NONE)
     running = np.searchsorted(tracked.op_first_ns, entries.time_ns, side="right") - 1
     following = np.minimum(running + 1, tracked.n_ops - 1)
     late_ns = np.where(running >= 0, entries.time_ns - tracked.op_last_ns[np.maximum(running, 0)], np.inf)

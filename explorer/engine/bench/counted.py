@@ -9,6 +9,7 @@ import json
 import sys
 
 import msgspec
+from msgspec.structs import replace
 
 from explorer.engine.imaginary.run import run_on
 from explorer.errors import ModelFailed
@@ -37,7 +38,7 @@ def counted(spec: RunSpec) -> tuple[int, int]:
 
     from explorer.engine.bench.step import ignore, prepare, step_without_loss
 
-    trainee = prepare(msgspec.structs.replace(spec, card=None, device="cuda", holds_output=True))
+    trainee = prepare(replace(spec, card=None, device="cuda", holds_output=True))
     for _ in range(N_STEPS):
         torch.cuda.reset_peak_memory_stats()
         step_without_loss(trainee, ignore)

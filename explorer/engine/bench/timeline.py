@@ -62,7 +62,7 @@ def _join(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: in
     A storage's block has the same pointer and size, and is the last such block allocated before the storage was seen.
     Blocks and storages come in order of time, so each pointer's two lists are merged once.
     """
-    storage_of_block = np.full(len(lived.born), NONE, dtype=np.int64)
+    storage_of_block = np.full(len(lived.born), NONE)
     places = zip(log.pointer[lived.born].tolist(), log.n_bytes[lived.born].tolist())
     candidates: dict[tuple[int, int], deque[int]] = defaultdict(deque)
     for i, place in enumerate(places):
@@ -133,7 +133,7 @@ def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: i
         n_bytes.append(rest)
         died.append(end)
         unnamed.append(False)
-    storage = np.full(len(n_bytes), NONE, dtype=np.int64)
+    storage = np.full(len(n_bytes), NONE)
     storage[before] = np.arange(tracked.n_before_step)
     return _Older(as_ints(n_bytes), as_ints(died), storage, np.array(unnamed, dtype=bool), as_ints([]))
 
@@ -180,7 +180,7 @@ def entries_of(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_n
     event_ns = np.concatenate((log.time_ns, [0], extra_ns)).astype(np.int64)
     events = np.flatnonzero(counts)
     in_time = events[np.argsort(event_ns[events], kind="stable")]
-    tick = np.full(len(counts), len(in_time) + 1, dtype=np.int64)
+    tick = np.full(len(counts), len(in_time) + 1)
     tick[in_time] = np.arange(1, len(in_time) + 1)
     before = np.zeros(len(older.n_bytes), dtype=np.int64)
     n_bytes = np.concatenate((older.n_bytes, log.n_bytes[lived.born]))
@@ -224,7 +224,7 @@ class TrackedStep:
 
     def turn(self, *, of_death: bool) -> Ints:
         """Position of each storage's birth or death among all turns; the number of turns if there is none."""
-        turn_of = np.full(len(self.n_bytes), len(self.turns), dtype=np.int64)
+        turn_of = np.full(len(self.n_bytes), len(self.turns))
         where = np.flatnonzero(self.turns < 0 if of_death else self.turns > 0)
         turn_of[np.abs(self.turns[where]) - 1] = where
         return turn_of
@@ -232,9 +232,9 @@ class TrackedStep:
     def roles(self) -> Ints:
         """Role of each storage: its tag, else by lifetime. A saved activation is born in a forward and outlives it."""
         made = self.made_by != NONE
-        phase = np.full(len(self.n_bytes), BACKWARD, dtype=np.int64)
+        phase = np.full(len(self.n_bytes), BACKWARD)
         phase[made] = self.op_phase[self.made_by[made]]
-        by_phase = np.full(len(PHASES), TEMPORARY, dtype=np.int64)
+        by_phase = np.full(len(PHASES), TEMPORARY)
         by_phase[RECOMPUTE] = RECOMPUTED
         roles = by_phase[phase]
         born, died = self.turn(of_death=False), self.turn(of_death=True)

@@ -115,7 +115,7 @@ def lifetimes(log: AllocatorLog) -> Lifetimes:
     order = np.argsort(log.pointer, kind="stable")
     pointer, allocates = log.pointer[order], log.n_bytes[order] > 0
     same = pointer[1:] == pointer[:-1]
-    ends = np.full(n_events, n_events, dtype=np.int64)
+    ends = np.full(n_events, n_events)
     ends[:-1][same] = order[1:][same]
     follows = np.zeros(n_events, dtype=bool)
     follows[1:] = same & allocates[:-1]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer.engine.imaginary.build import build_stubs
 from explorer.engine.imaginary.torch_build import torch_build
@@ -46,7 +46,7 @@ def sees_imaginary_card(device: str = "cuda") -> bool:
 
 def untimed(spec: RunSpec) -> RunSpec:
     """`spec` without timed steps if its card is imaginary; else `spec`."""
-    return msgspec.structs.replace(spec, n_repeats=0) if sees_imaginary_card(spec.device) else spec
+    return replace(spec, n_repeats=0) if sees_imaginary_card(spec.device) else spec
 
 
 def environment(card: Card, *, n_cards: int = 1, trace: bool = False) -> dict[str, str]:

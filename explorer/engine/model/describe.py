@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 
-import msgspec
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -87,7 +87,7 @@ def describe_step(model: nn.Module, step: Callable[[], object], target: str) -> 
                 raise
     graph = _graph(Loaded(ModelRef(target=target), model, inputs, None, None), notes)
     types = {parameter.device.type for parameter in model.parameters()}
-    return msgspec.structs.replace(graph, device="cuda" if "cuda" in types else "cpu")
+    return replace(graph, device="cuda" if "cuda" in types else "cpu")
 
 
 class _ForwardIsOver(BaseException):
@@ -143,9 +143,7 @@ def describe_loaded(
             if device == "cpu" or not is_out_of_memory(error):
                 raise
         device_of(torch.device(device)).release()
-        return msgspec.structs.replace(
-            _watched(another(), another, "cpu", conditions), note=ON_CPU.format(device=device)
-        )
+        return replace(_watched(another(), another, "cpu", conditions), note=ON_CPU.format(device=device))
     finally:
         torch.set_num_threads(n_threads)
 
@@ -194,7 +192,7 @@ def _watched(loaded: Loaded, another: Callable[[], Loaded], device: Device, cond
         try:
             with autocast_of(conditions, device):
                 notes = _observe(loaded, lets_go=lets_go)
-            return msgspec.structs.replace(_graph(loaded, notes), device=device, conditions=conditions)
+            return replace(_graph(loaded, notes), device=device, conditions=conditions)
         except ModelFailed:
             if not lets_go:
                 raise
@@ -208,7 +206,7 @@ def _under(loaded: Loaded, conditions: Conditions, device: Device) -> Loaded:
     """`loaded` under `conditions`. Frozen names that the model lacks are left to the run, which refuses them."""
     unknown = unknown_names(loaded.model, conditions.frozen)
     known = tuple(name for name in conditions.frozen if name not in unknown)
-    return under_conditions(loaded, msgspec.structs.replace(conditions, frozen=known), device)
+    return under_conditions(loaded, replace(conditions, frozen=known), device)
 
 
 class _Notes:

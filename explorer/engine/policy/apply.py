@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Self, get_args
 
-import msgspec
 import torch
 import torch.utils.checkpoint as torch_checkpoint
+from msgspec.structs import replace
 from torch import nn
 
 from explorer.engine.policy.several_models import Models, one_model
@@ -90,7 +90,7 @@ def apply_policy(
     modules = dict(model.named_modules(remove_duplicate=False))
     if part:
         units = tuple(unit for unit in policy.units if not modules.keys().isdisjoint(unit.blocks))
-        policy = msgspec.structs.replace(policy, units=units)
+        policy = replace(policy, units=units)
     else:
         names = shape_of(fqn for fqn, _ in model.named_modules())
         if policy.model_blocks and (changed := differences(policy.model_blocks, names)):

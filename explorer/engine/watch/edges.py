@@ -146,7 +146,7 @@ class _Merged:
     def __init__(self, flow: DataFlow) -> None:
         self.order = sorted(flow.first, key=flow.first.__getitem__)
         operating = {place.block for place in self.order}
-        holders = {ancestor for block in operating for ancestor in above(block)}
+        holders = set(above(*operating))
         self._stands_for: dict[Place, Place] = {}
         for place in self.order:
             if place.op and place.block not in holders:  # no child computes anything: the block is one box

@@ -125,7 +125,7 @@ def split_at_borders(policy: Policy, stages: Stages) -> Policy:
     """`policy` as stages can run it. A segment is split at stage borders, because a stage keeps its input anyway. A
     unit around blocks of the chain is left out."""
     stage_of = {fqn: stage for stage, blocks in enumerate(stages) for fqn in blocks}
-    around = {fqn for block in stage_of for fqn in above(block)}
+    around = set(above(*stage_of))
     units = tuple(
         replace(unit, blocks=tuple(part))
         for unit in policy.units

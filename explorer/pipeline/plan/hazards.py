@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from explorer.pipeline.plan.schedules import sizes_of, splits_backward, unmet
 from explorer.plan.hazards.checkpoint_rules import Case, Rule, Trap, named_with, rerun_units
-from explorer.plan.names import innermost, is_within, lineage, some
+from explorer.plan.names import above, innermost, is_within, some
 from explorer.record.graph import Hazard
 from explorer.record.run import PipelinePlan
 
@@ -104,7 +104,7 @@ def behind_frozen_stages(case: Case) -> tuple[str, ...]:
 
 def _trains_outside(case: Case) -> bool:
     """True if a parameter of the model, or of a container of the blocks, trains: it may run before any block."""
-    holders = {above for fqn in case.stage_of for above in list(lineage(fqn))[1:]} | {""}
+    holders = {"", *above(*case.stage_of)}
     parameters = [name for block in case.graph.blocks if block.fqn in holders for name in block.own_parameters]
     return any(not is_within(name, *case.frozen) for name in parameters)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, cast
 
-import msgspec
 import streamlit as st
+from msgspec.structs import replace
 
 from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
@@ -101,7 +101,7 @@ def _split(split: PipelineState, graph: ModelGraph) -> Results:
     plan = split_panel(split, graph, profile_of(split.draft.spec))
     spec = split.draft.spec
     profile = profile_of(spec)
-    full = msgspec.structs.replace(spec, plan=plan)
+    full = replace(spec, plan=plan)
     run = last_run(split, full)
     fresh = run is not None and run.spec == full
     cap_panel(split, graph, profile, run if fresh else None)
@@ -238,4 +238,4 @@ def _unsplit(spec: RunSpec) -> RunSpec:
     """The specification without plan and recompute. A profile prices each block kept and recomputed, so one profile
     serves every plan and policy; units that save operators or offload stay in the specification."""
     special = tuple(unit for unit in spec.policy.units if unit.action != "recompute")
-    return msgspec.structs.replace(spec, policy=msgspec.structs.replace(spec.policy, units=special), plan=None)
+    return replace(spec, policy=replace(spec.policy, units=special), plan=None)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import get_args
 
-import msgspec
 import streamlit as st
+from msgspec.structs import replace
 
 from explorer.errors import InvalidPlan
 from explorer.pipeline.jobs import FindJointPlan
@@ -128,7 +128,7 @@ def _balance(split: PipelineState, graph: ModelGraph, profile: PipelineProfile |
 
 def plan_of(split: PipelineState, stages: tuple[tuple[str, ...], ...]) -> PipelinePlan:
     """The plan of these stages under the chosen schedule."""
-    return msgspec.structs.replace(split.choices, stages=stages, n_ranks=n_ranks_of(split.choices, len(stages)))
+    return replace(split.choices, stages=stages, n_ranks=n_ranks_of(split.choices, len(stages)))
 
 
 def _more(split: PipelineState) -> None:
@@ -278,11 +278,8 @@ def cut_graph(split: PipelineState, graph: ModelGraph, plan: PipelinePlan, profi
 def drawing(graph: ModelGraph, opened: list[str], n_microbatches: int) -> Layout:
     """The graph with its cut lines; bytes on a line are the bytes of one microbatch."""
     drawn = layout(graph, opened, cuts=True)
-    cuts = tuple(
-        msgspec.structs.replace(cut, note=f"cut: {mib(cut.n_bytes / n_microbatches)} a microbatch")
-        for cut in drawn.cuts
-    )
-    return msgspec.structs.replace(drawn, cuts=cuts)
+    cuts = tuple(replace(cut, note=f"cut: {mib(cut.n_bytes / n_microbatches)} a microbatch") for cut in drawn.cuts)
+    return replace(drawn, cuts=cuts)
 
 
 def labels(graph: ModelGraph, policy: Policy, plan: PipelinePlan, profile: PipelineProfile | None) -> dict[str, Label]:

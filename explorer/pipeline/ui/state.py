@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import get_args
 
-import msgspec
 import streamlit as st
+from msgspec.structs import replace
 
 from explorer.errors import ExplorerError, UnreadableFile, nearest
 from explorer.pipeline.plan.schedules import SCHEDULES, USUAL, default_ranks
@@ -104,7 +104,7 @@ def _of_a_run(draft: Draft, run: PipelineRun, run_id: str) -> PipelineState:
     plan = run.spec.plan
     fresh = PipelineState(draft=draft, shown=run_id)
     if plan is not None:
-        fresh.choices = msgspec.structs.replace(plan, stages=())
+        fresh.choices = replace(plan, stages=())
         if plan.schedule not in SCHEDULES:
             choose(fresh, "schedule", USUAL.schedule)
             fresh.message = f"This run's schedule {plan.schedule[:40]} is not known here; {USUAL.schedule} is drawn."
@@ -116,7 +116,7 @@ def _of_a_run(draft: Draft, run: PipelineRun, run_id: str) -> PipelineState:
 
 def choose(split: PipelineState, name: str, value: object) -> None:
     """Sets one of the plan's choices by name."""
-    split.choices = msgspec.structs.replace(split.choices, **{name: value})
+    split.choices = replace(split.choices, **{name: value})
 
 
 def forget(split: PipelineState) -> None:
@@ -259,7 +259,7 @@ def plan_from_query(query: Mapping[str, str]) -> tuple[PipelinePlan, list[int] |
             faults.append(f"cuts={text} are no ascending numbers of blocks")
     if faults:
         raise UnreadableFile(f"The link's plan cannot be read: {'; '.join(faults)}.", hint="Copy the address again.")
-    return msgspec.structs.replace(USUAL, **chosen), places
+    return replace(USUAL, **chosen), places
 
 
 def cuts_at(places: list[int], graph: ModelGraph) -> list[str]:

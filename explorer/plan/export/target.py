@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer.plan.names import some
 from explorer.record.files import Export, PolicyFile
@@ -71,7 +71,7 @@ class Target:
         if self.whole:
             return policy
         single = tuple(Unit(blocks=(fqn,)) for fqn in chosen)
-        return msgspec.structs.replace(policy, units=single, running_stats="every_forward", restore_rng=())
+        return replace(policy, units=single, running_stats="every_forward", restore_rng=())
 
 
 @dataclass(frozen=True, kw_only=True)

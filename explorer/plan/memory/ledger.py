@@ -6,6 +6,7 @@ values; tick 0 is the state before the step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,11 @@ class Events:
 def array_of(values: Column) -> Bytes:
     """A column as a numpy array, without a copy."""
     return np.frombuffer(values, dtype=np.int64) if len(values) else np.empty(0, dtype=np.int64)
+
+
+def ints(values: Sequence[object]) -> Bytes:
+    """Whole numbers, or rows of them, as an array: int64 also where there are none."""
+    return np.array(values, dtype=np.int64)
 
 
 def held(log: Allocations, only: Mask | None = None) -> Bytes:
@@ -68,7 +74,7 @@ def alive(log: Allocations, tick: int) -> NDArray[np.intp]:
 
 def events(log: Allocations) -> Events:
     """The entry and the direction of each tick 0..n_ticks."""
-    entry = np.full(log.n_ticks + 2, -1, dtype=np.int64)
+    entry = np.full(log.n_ticks + 2, -1)
     sign = np.zeros(log.n_ticks + 2, dtype=np.int8)
     index = np.arange(len(log.n_bytes))
     for ticks, direction in ((array_of(log.died), -1), (array_of(log.born), 1)):

@@ -22,8 +22,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from explorer.errors import InvalidPolicy
 from explorer.plan.names import Fqns, above, is_within, lineage, nearest_around, overlaps, products_kept
@@ -259,7 +259,7 @@ def beside_every_stretch(graph: ModelGraph, offered: Sequence[Unit]) -> list[Uni
     chains = chain_stretches(graph)
     stretches = list(_of_all_lengths(chains))
     blocks = dict.fromkeys(fqn for chain in chains for fqn in chain)
-    holders = {above for fqn in blocks for above in lineage(fqn)}
+    holders = set(lineage(*blocks))
     recomputed = {unit.blocks[0] for unit in offered if unit.action == "recompute"} - holders
     units: list[Unit] = []
     parts: dict[str, list[Unit]] = defaultdict(list)
@@ -299,7 +299,7 @@ def chain_stretches(graph: ModelGraph) -> list[Fqns]:
     """Blocks that hand on to each other, in order of execution: what presets count with what lies between, or the
     graph's own chain where that has the longer stretch."""
     counted = {fqn for unit in counted_units(graph) for fqn in unit}
-    around = {above for fqn in counted for above in lineage(fqn)}
+    around = set(lineage(*counted))
     between = {fqn for fqn in graph.chain if fqn not in around and counted.isdisjoint(lineage(fqn))}
     levels = [_stretches(graph, level) for level in (counted | between, set(graph.chain))]
     return max(levels, key=lambda level: max(map(len, level), default=0))
@@ -372,7 +372,7 @@ def units_that_keep_results(baseline: Measurement, graph: ModelGraph, replay: Re
         ):
             yield every
             if len(every.save_ops) > 1:
-                yield from (msgspec.structs.replace(every, save_ops=(op,)) for op in every.save_ops)
+                yield from (replace(every, save_ops=(op,)) for op in every.save_ops)
 
 
 def excludes_nesting(unit: Unit) -> bool:

@@ -270,7 +270,7 @@ def chain_program(forecaster: Forecaster, graph: ModelGraph, candidates: Candida
 def _blocks(replay: Replay, candidates: Candidates, stretches: Sequence[Fqns]) -> list[str] | None:
     """The block of each place, in order of execution; None if a block runs more than once, or inside another's call."""
     blocks = dict.fromkeys(fqn for stretch in stretches for fqn in stretch)
-    holders = {above for fqn in blocks for above in lineage(fqn)}
+    holders = set(lineage(*blocks))
     named = {fqn for candidate in candidates.units for fqn in candidate.unit.blocks}
     for fqn in named - holders:
         outer = [above for above in lineage(fqn) if above in named and above not in holders]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer.errors import BadInput, InvalidPolicy
 from explorer.plan.card.cards import capacity_bytes
@@ -111,7 +111,7 @@ def _tries(
         is_new = again.policy not in [plan.policy for plan, _ in tries]
         if is_new:
             say(_over(budget, lower_budget, tries[-1][1]))
-            tries.append(_bounded(msgspec.structs.replace(again, budget_bytes=budget), run(again.policy)))
+            tries.append(_bounded(replace(again, budget_bytes=budget), run(again.policy)))
         if error is not None and tries[-1][1].card is not None and not within_budget(*tries[-1]):
             raise _no_plan_for_card(*tries[-1], error)
         if error is not None or not is_new:
@@ -122,7 +122,7 @@ def _tries(
 def _bounded(plan: Plan, run: Measurement) -> tuple[Plan, Measurement]:
     """The plan, which names the figure that the budget bounds, and its run."""
     for_card = run.card is not None and plan.budget_bytes is not None
-    return msgspec.structs.replace(plan, bounded="reserved" if for_card else "requested"), run
+    return replace(plan, bounded="reserved" if for_card else "requested"), run
 
 
 def _lower_budget(budget_bytes: int, plan: Plan, run: Measurement) -> int:

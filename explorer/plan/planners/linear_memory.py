@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.memory.ledger import Bytes
+from explorer.plan.memory.ledger import Bytes, ints
 from explorer.plan.planners.candidates import Candidates
 from explorer.plan.predict.calls import SavedByCall, bytes_at
 from explorer.plan.predict.replay import NEVER, Replay
@@ -74,7 +74,7 @@ def linear_timeline(replay: Replay, candidates: Candidates, *, stash_bytes: int)
     changes.of_single_units(stash_bytes)
     for entry in sorted({*changes.gaps, *changes.retained}):
         changes.of_shared_entry(entry)
-    rows = np.array(changes.rows, dtype=np.int64).reshape(-1, 4)
+    rows = ints(changes.rows).reshape(-1, 4)
     rows = np.concatenate((changes.simple, rows))
     rows = rows[(rows[:, 0] < rows[:, 1]) & (rows[:, 2] != 0)]
     return LinearTimeline(
@@ -259,7 +259,7 @@ def linear_reruns(replay: Replay, candidates: Candidates, *, stash_bytes: int) -
     reruns = []
     for unit, call in ((unit, call) for unit, candidate in enumerate(candidates.units) for call in candidate.calls):
         within = candidates.calls_inside(unit, call)
-        alive, parts = np.array([call.rerun_bytes], dtype=np.int64), dict[int, Bytes]()
+        alive, parts = ints([call.rerun_bytes]), dict[int, Bytes]()
         if within:
             alive, parts = _moments(replay, call, within, stash_bytes=stash_bytes)
         around = [
@@ -295,12 +295,12 @@ def _moments(
     for unit, one in within:
         pairs = zip(one.entries.tolist(), one.freed_at.tolist())
         freed_again = [(place[entry], leaves) for entry, leaves in pairs if entry in place]
-        at = np.array([k for k, _ in freed_again], dtype=np.int64)
-        first = np.array([leaves for _, leaves in freed_again], dtype=np.int64)
+        at = ints([k for k, _ in freed_again])
+        first = ints([leaves for _, leaves in freed_again])
         freed = bytes_at(moments, size[at], first, np.maximum(first, died[at]))
         if tail is not None and (tail in one.entries or tail in one.saved_outputs):
             freed = np.where(moments > one.first, alive, freed)
-        inputs = np.array([place[entry] for entry in set(one.inputs) if entry in place], dtype=np.int64)
+        inputs = ints([place[entry] for entry in set(one.inputs) if entry in place])
         retained = bytes_at(moments, size[inputs], died[inputs], np.full(len(inputs), NEVER))
         retained = retained + stash_bytes * (moments > one.first)
         by_unit[unit] = by_unit.get(unit, 0) + retained - freed

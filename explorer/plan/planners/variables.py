@@ -126,7 +126,7 @@ class Variables:
         above: set[int] = set()
         for i in order:
             blocks, alone = units[i].unit.blocks, self._alone[i]
-            lines = {name for fqn in blocks for name in lineage(fqn)}
+            lines = set(lineage(*blocks))
             if not named.isdisjoint(blocks) or not closed.isdisjoint(lines):
                 continue
             if alone and not (named.isdisjoint(lines) and over.isdisjoint(blocks)):

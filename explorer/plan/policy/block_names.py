@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from itertools import groupby
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer.errors import InvalidPolicy, nearest
 from explorer.plan.names import Fqns, listed, outermost
@@ -55,8 +55,8 @@ def expanded(policy: Policy, fqns: Collection[str]) -> Policy:
             continue
         for blocks in matches(unit, fqns):
             if named.isdisjoint(blocks):
-                units[msgspec.structs.replace(unit, blocks=blocks)] = None
-    return msgspec.structs.replace(policy, units=tuple(units))
+                units[replace(unit, blocks=blocks)] = None
+    return replace(policy, units=tuple(units))
 
 
 def _refuse_costly(patterns: Collection[str], n_names: int) -> None:
@@ -130,12 +130,12 @@ def policy_after(policy: Policy, on: Collection[str], graph: ModelGraph) -> Poli
     units: list[Unit] = []
     for unit in policy.units:
         runs = (tuple(run) for is_marked, run in groupby(unit.blocks, marked.__contains__) if is_marked)
-        units += [msgspec.structs.replace(unit, blocks=run) for run in runs]
+        units += [replace(unit, blocks=run) for run in runs]
     known = {fqn for unit in units for fqn in unit.blocks}
     units += [Unit(blocks=(fqn,)) for fqn in marked - known]
     place = {block.fqn: i for i, block in enumerate(graph.blocks)}
     units.sort(key=lambda unit: place.get(unit.blocks[0], len(place)))
-    return msgspec.structs.replace(policy, units=tuple(units))
+    return replace(policy, units=tuple(units))
 
 
 def joined(policy: Policy, first: str, second: str) -> Policy:
@@ -143,9 +143,9 @@ def joined(policy: Policy, first: str, second: str) -> Policy:
     holding = [unit for unit in policy.units if first in unit.blocks or second in unit.blocks]
     if len(holding) != 2:
         return policy
-    merged = msgspec.structs.replace(holding[0], blocks=(*holding[0].blocks, *holding[1].blocks))
+    merged = replace(holding[0], blocks=(*holding[0].blocks, *holding[1].blocks))
     units = tuple(merged if unit is holding[0] else unit for unit in policy.units if unit is not holding[1])
-    return msgspec.structs.replace(policy, units=units)
+    return replace(policy, units=units)
 
 
 def unknown_blocks(policy: Policy, graph: ModelGraph) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ def _called_below(graph: ModelGraph, fqn: str) -> list[str]:
 def _left_over(graph: ModelGraph, units: Sequence[Fqns]) -> list[Fqns]:
     """Neighbours that no unit holds, and that free as much together as a small unit: the stem of a ResNet, say."""
     named = {fqn for unit in units for fqn in unit}
-    around = {above for fqn in named for above in lineage(fqn)}
+    around = set(lineage(*named))
     least = min((_saved_bytes(graph, unit) for unit in units), default=0) // _WORTH
     following, stretches = graph.next_in_turn, list[Fqns]()
     free = [
@@ -244,7 +244,7 @@ def in_error(graph: ModelGraph, units: Iterable[Fqns]) -> list[Fqns]:
     named = list(units)
     fired = hazards(graph, Policy(units=tuple(Unit(blocks=unit) for unit in named)))
     at = {fqn for hazard in fired if hazard.severity == "error" for fqn in hazard.blocks}
-    wrong = {above for fqn in at for above in lineage(fqn)}
+    wrong = set(lineage(*at))
     return [unit for unit in named if not wrong.isdisjoint(unit)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer.errors import InvalidPolicy, nearest
 from explorer.plan.names import listed, some
@@ -58,7 +58,7 @@ def on_model(file: PolicyFile, graph: ModelGraph) -> Reading:
     changed = _changed(file, graph)
     _refuse_unknown_blocks(policy, graph, changed)
     return Reading(
-        file=msgspec.structs.replace(file, policy=policy),
+        file=replace(file, policy=policy),
         changed=changed,
         notes=_patterns(file.policy, called),
     )

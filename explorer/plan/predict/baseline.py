@@ -31,12 +31,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from operator import attrgetter
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from explorer.errors import BadInput
-from explorer.plan.memory.ledger import Bytes, Mask, alive, array_of, peak_tick
+from explorer.plan.memory.ledger import Bytes, Mask, alive, array_of, ints, peak_tick
 from explorer.plan.memory.next_step import next_step
 from explorer.plan.names import lineage, listed
 from explorer.plan.predict.calls import stash_bytes
@@ -186,7 +186,7 @@ def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
     tick = np.cumsum(happens) - 1  # of an old tick, the last event until then
     entry = np.where(left, np.cumsum(left) - 1, -1)
     casts, released = array_of(log.weight_casts), array_of(log.released)
-    allocations = msgspec.structs.replace(
+    allocations = replace(
         log,
         n_ticks=int(tick[-1]) - 1,
         n_bytes=_column(array_of(log.n_bytes)[left]),
@@ -202,18 +202,17 @@ def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
         dtype=_column(array_of(log.dtype)[left]) if log.dtype else column(),
         stream=_column(array_of(log.stream)[left]) if log.stream else column(),
     )
-    keep_all = msgspec.structs.replace(
+    keep_all = replace(
         without_readings(run),
-        spec=msgspec.structs.replace(run.spec, policy=KEEP_ALL),
+        spec=replace(run.spec, policy=KEEP_ALL),
         allocations=allocations,
         phases=_phases(run.phases, tick),
         warnings=(),
     )
     once = [
-        msgspec.structs.replace(cost, n_recompute=0, recompute_flops=0, skipped_flops=0, recompute=Samples())
-        for cost in run.blocks
+        replace(cost, n_recompute=0, recompute_flops=0, skipped_flops=0, recompute=Samples()) for cost in run.blocks
     ]
-    return msgspec.structs.replace(keep_all, blocks=with_bytes(keep_all, once))
+    return replace(keep_all, blocks=with_bytes(keep_all, once))
 
 
 def _calls(calls: Calls, tick: Bytes, entry: Bytes) -> Calls:
@@ -230,7 +229,7 @@ def _calls(calls: Calls, tick: Bytes, entry: Bytes) -> Calls:
             remaining = side[side >= 0].tolist()
             counts.append(len(remaining))
             entries += remaining
-    return msgspec.structs.replace(
+    return replace(
         calls,
         first_tick=_column(tick[array_of(calls.first_tick)]),
         end_tick=_column(tick[array_of(calls.end_tick)]),
@@ -260,7 +259,7 @@ def _column(values: Bytes) -> Column:
 
 def without_readings(run: Measurement) -> Measurement:
     """`run` as the begin of a predicted one: without the allocator's counters, times and card."""
-    return msgspec.structs.replace(run, origin="predicted", peaks=AllocatorPeaks(), times=None, card=None)
+    return replace(run, origin="predicted", peaks=AllocatorPeaks(), times=None, card=None)
 
 
 def with_bytes(run: Measurement, costs: Sequence[MeasuredBlock]) -> tuple[MeasuredBlock, ...]:
@@ -273,9 +272,7 @@ def with_bytes(run: Measurement, costs: Sequence[MeasuredBlock]) -> tuple[Measur
     at_border[alive(log, border)] = at_peak[alive(log, peak_tick(log))] = True
     saved_bytes, most = _by_fqn(log, at_border & saved), _by_fqn(log, at_peak)
     return tuple(
-        msgspec.structs.replace(
-            cost, saved_after_forward_bytes=saved_bytes.get(cost.fqn, 0), at_peak_bytes=most.get(cost.fqn, 0)
-        )
+        replace(cost, saved_after_forward_bytes=saved_bytes.get(cost.fqn, 0), at_peak_bytes=most.get(cost.fqn, 0))
         for cost in costs
     )
 
@@ -334,7 +331,7 @@ def at_size(runs: Mapping[int, Measurement], size: int, spec: RunSpec) -> Sized:
     if any(getattr(log, name) != getattr(complete_logs[0], name) for log in complete_logs for name in _SAME):
         peaks = [max(log.held_bytes) for log in complete_logs]
         return Sized(size=size, step_peak_bytes=_at(weights, peaks), event_by_event=False, measurement=None)
-    log = msgspec.structs.replace(complete_logs[0], n_bytes=_sizes_at(weights, complete_logs), time_ns=column())
+    log = replace(complete_logs[0], n_bytes=_sizes_at(weights, complete_logs), time_ns=column())
     measurement = _told([runs[measured] for measured in sizes], weights, log, spec)
     return Sized(size=size, step_peak_bytes=max(log.held_bytes), event_by_event=True, measurement=measurement)
 
@@ -359,16 +356,16 @@ def _sizes_at(weights: list[Fraction], logs: list[Allocations]) -> Column:
     """Bytes of each entry at the requested size. Entries of equal sizes in every run share one sum."""
     rows = np.stack([array_of(log.n_bytes) for log in logs])
     kinds, which = np.unique(rows, axis=1, return_inverse=True)
-    there = np.array([_at(weights, kind.tolist()) for kind in kinds.T], dtype=np.int64)
+    there = ints([_at(weights, kind.tolist()) for kind in kinds.T])
     return _column(there[which.reshape(-1)])
 
 
 def _told(runs: list[Measurement], weights: list[Fraction], log: Allocations, spec: RunSpec) -> Measurement:
     def counted(rows: tuple[MeasuredBlock, ...]) -> MeasuredBlock:
         flops = {name: _at(weights, [*map(attrgetter(name), rows)]) for name in _FLOPS}
-        return msgspec.structs.replace(rows[0], forward=Samples(), recompute=Samples(), **flops)
+        return replace(rows[0], forward=Samples(), recompute=Samples(), **flops)
 
     base = without_readings(runs[0])
-    predicted = msgspec.structs.replace(base, spec=spec, allocations=log, loss=None, warnings=())
+    predicted = replace(base, spec=spec, allocations=log, loss=None, warnings=())
     costs = list(map(counted, zip(*(run.blocks for run in runs))))
-    return msgspec.structs.replace(predicted, blocks=with_bytes(predicted, costs))
+    return replace(predicted, blocks=with_bytes(predicted, costs))

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.memory.ledger import Bytes, Mask
+from explorer.plan.memory.ledger import Bytes, Mask, ints
 from explorer.plan.names import is_within, operator_word
 from explorer.plan.predict.replay import BACKWARD, FORWARD, NEVER, RECOMPUTE, SAVED, UNATTRIBUTED, Call, Replay
 from explorer.plan.predict.step_cost import run_again
@@ -107,7 +107,7 @@ def _saved_by_call(
     saved = saved[died[saved] >= begins]
     # An output that other blocks hold and the unit saves too is freed in backward of the unit.
     saved_outputs = [entry for entry in members[-1].outputs if first < born[entry] and died[entry] >= begins]
-    inner = np.concatenate((saved[~np.isin(saved, own_outputs)], np.array(saved_outputs, dtype=np.int64)))
+    inner = np.concatenate((saved[~np.isin(saved, own_outputs)], ints(saved_outputs)))
     last = int(born[inner].max(initial=first))
     again = replay.between(first, last if stops_early else end)
     leaves = _leaves(replay, saved, members, own_outputs)
@@ -167,7 +167,7 @@ def only_of(replay: Replay, calls: Sequence[SavedByCall]) -> tuple[Replay, list[
 
 
 def _freed_in_backward(replay: Replay, entries: Sequence[int]) -> Bytes:
-    saved: Bytes = np.array(entries, dtype=np.int64)
+    saved: Bytes = ints(entries)
     saved = saved[replay.role[saved] == SAVED]
     freed: Bytes = saved[replay.phase[np.minimum(replay.died[saved], len(replay.line) - 1)] == BACKWARD]
     return freed
@@ -267,7 +267,7 @@ def kept_by_containers(
 
 def late_bytes(replay: Replay, entries: Bytes, late: Mask, saved_outputs: Sequence[int]) -> int:
     """`SavedByCall.late_bytes`; mask `late` marks the `entries` that are freed when backward begins."""
-    others = np.setdiff1d(np.array(saved_outputs, dtype=np.int64), entries)
+    others = np.setdiff1d(ints(saved_outputs), entries)
     return int(replay.size[entries[late]].sum() + replay.size[others].sum())
 
 
@@ -340,7 +340,7 @@ def results_of_views(save_ops: Iterable[str]) -> tuple[str, ...]:
 
 
 def _with_results(replay: Replay, call: SavedByCall, save_ops: Sequence[str]) -> SavedByCall:
-    ops = np.array([i for i, name in enumerate(replay.ops) if name in save_ops], dtype=np.int64)
+    ops = ints([i for i, name in enumerate(replay.ops) if name in save_ops])
     made = replay.between(call.first, call.end)
     results = made[np.isin(replay.op[made], ops) & (replay.role[made] != UNATTRIBUTED)]
     stays = np.where(replay.born[results] <= call.rerun_ends, call.backward_begins, call.backward_ends)

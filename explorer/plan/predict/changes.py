@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.memory.ledger import Bytes, Mask
+from explorer.plan.memory.ledger import Bytes, Mask, ints
 from explorer.plan.names import above
 from explorer.plan.predict.calls import SavedByCall, kept_by_containers, most_at_once
 from explorer.plan.predict.replay import NEVER, Replay
@@ -127,7 +127,7 @@ def rerun_bytes(replay: Replay, nest: Nest, i: int) -> int:
     begun += [nest.calls[j].first for j in inside if nest.stops_inside[i] and nest.calls[j].first == last]
     return call.statistics_bytes + most_at_once(
         np.concatenate((replay.size[entries], np.full(len(begun), nest.stash_bytes))),
-        np.concatenate((replay.born[entries], np.array(begun, dtype=np.int64))),
+        np.concatenate((replay.born[entries], ints(begun))),
         np.concatenate((died, np.full(len(begun), NEVER))),
     )
 
@@ -140,9 +140,9 @@ def rerun_events(replay: Replay, nest: Nest, i: int) -> tuple[Bytes, Bytes, int]
         return entries, replay.died[entries], call.rerun_ends
     children, below = [nest.calls[j] for j in inside], [nest.calls[j] for j in nest.below(i)]
     # The last tensor saved outside of inner units, or the entry of the last of these, if that is later.
-    theirs = [part for inner in below for part in (inner.entries, np.array(inner.saved_outputs, dtype=np.int64))]
+    theirs = [part for inner in below for part in (inner.entries, ints(inner.saved_outputs))]
     saved = call.entries[~np.isin(call.entries, call.outputs)]
-    saved = np.setdiff1d(np.concatenate((saved, np.array(call.saved_outputs, dtype=np.int64))), joined(theirs))
+    saved = np.setdiff1d(np.concatenate((saved, ints(call.saved_outputs))), joined(theirs))
     entered = max(child.first if nest.stops_inside[i] else child.end for child in children)
     last = max(entered, int(replay.born[saved].max(initial=call.first)))
     died = replay.died.copy()
@@ -234,12 +234,12 @@ class Simulation:
     def _restored_with(self, i: int) -> Bytes:
         """Entries that calls around call `i` restore, or keep for inner calls, at the tick at which `i` begins."""
         nest = self.nest
-        parts = [np.array(nest.calls[i].inputs, dtype=np.int64)]
+        parts = [ints(nest.calls[i].inputs)]
         for j in nest.above(i):
             if nest.calls[j].backward_begins == nest.calls[i].backward_begins:
                 entries = nest.calls[j].entries
                 parts.append(entries[self.owner[entries] == j])
-                parts += [np.array(nest.calls[k].inputs, dtype=np.int64) for k in nest.inside[j]]
+                parts += [ints(nest.calls[k].inputs) for k in nest.inside[j]]
         return np.unique(np.concatenate(parts))
 
 
@@ -265,7 +265,7 @@ def simulate(replay: Replay, nest: Nest, border: int | None) -> Simulation:
     copies = [copy for call in nest.calls for copy in call.copies]
     inside = [(int(min(freed_at[entry], died[entry])), end, int(size[entry])) for entry, end in until.items()]
     inside = [(first, end, n_bytes) for first, end, n_bytes in inside if first < end]
-    beside = np.array([*states, *copies, *inside], dtype=np.int64).reshape(-1, 3).T
+    beside = ints([*states, *copies, *inside]).reshape(-1, 3).T
     saved, away = 0, np.zeros(len(size), dtype=bool)
     if border is not None:
         is_kept = np.zeros(len(size), dtype=bool)
@@ -295,7 +295,7 @@ def _absences(replay: Replay, nest: Nest, never: Sequence[int]) -> tuple[Bytes, 
     """
     calls, n_entries = nest.calls, [len(call.entries) for call in nest.calls]
     entries = joined([call.entries for call in calls])
-    owner, freed_at, back_at = (np.full(len(replay.size), value, dtype=np.int64) for value in (-1, NEVER, 0))
+    owner, freed_at, back_at = (np.full(len(replay.size), value) for value in (-1, NEVER, 0))
     owner[entries] = np.repeat(np.arange(len(calls)), n_entries)  # inner calls come last
     np.minimum.at(freed_at, entries, joined([call.freed_at for call in calls]))
     back_at[entries] = np.repeat([call.backward_begins for call in calls], n_entries)
@@ -313,7 +313,7 @@ def _inputs_and_results(replay: Replay, nest: Nest, in_containers: Collection[in
             first, end = nest.calls[parent].backward_begins, call.backward_begins
         kept += [(entry, first, end) for entry in call.inputs if is_outer or entry not in in_containers]
         kept += call.kept_results
-    entries, firsts, ends = np.array(kept, dtype=np.int64).reshape(-1, 3).T
+    entries, firsts, ends = ints(kept).reshape(-1, 3).T
     return Stretches(entries, np.maximum(firsts, replay.born[entries]), ends)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from explorer.plan.memory.ledger import Bytes, cells_of, ledger
+from explorer.plan.memory.ledger import Bytes, cells_of, ints, ledger
 from explorer.plan.memory.next_step import next_step
 from explorer.plan.names import Fqns, above, is_within, nearest_around
 from explorer.plan.predict.baseline import keep_all_from
@@ -111,7 +111,7 @@ class Forecaster:
         return simulate(replay, nest, self.baseline.forward_end_tick)
 
     def _calls(self, replay: Replay, policy: Policy) -> Mapping[Unit, list[SavedByCall]]:
-        options = msgspec.structs.replace(policy, units=())
+        options = replace(policy, units=())
         calls = {}
         for unit, children in inside(policy).items():
             named = tuple(fqn for child in children for fqn in child.blocks)
@@ -143,7 +143,7 @@ def _freed_bytes(
         for fqn in unit.blocks:
             inner = [name for name in keeps if is_within(name, fqn)] if any(outer.values()) else [fqn]
             state_bytes = sum(keeps.get(name, 0) for name in inner)
-            state_bytes += replay.born_in(fqn, np.array(longer, dtype=np.int64)) if longer else 0
+            state_bytes += replay.born_in(fqn, ints(longer)) if longer else 0
             freed[fqn] = (int(replay.size[entries].sum()) if alone else replay.born_in(fqn, entries)) - state_bytes
     return freed
 
@@ -169,11 +169,11 @@ def _ledger_at_peak(baseline: Measurement, simulation: Simulation) -> Ledger:
     cells = cells_of(baseline.allocations, np.flatnonzero(simulation.held_at(tick)))
     measured = ledger(baseline, tick)
     if again:
-        measured = msgspec.structs.replace(measured, phase="recompute", phase_block=again)
+        measured = replace(measured, phase="recompute", phase_block=again)
     if rest := peak - sum(cell.n_bytes for cell in cells):  # beside a rerun: the generators' states that are kept
         role: Role = "recomputed" if again else "unattributed"
         cells += (LedgerCell(role=role, block=again, n_bytes=rest, n_allocations=0, largest_op=""),)
-    return msgspec.structs.replace(measured, cells=tuple(sorted(cells, key=lambda cell: -cell.n_bytes)))
+    return replace(measured, cells=tuple(sorted(cells, key=lambda cell: -cell.n_bytes)))
 
 
 def prices(
@@ -194,7 +194,7 @@ def prices(
         return ()
     units = measurement.spec.policy.units
     unit_of = {fqn: unit for unit in units for fqn in unit.blocks}
-    holders = {holder for fqn in unit_of for holder in above(fqn)}
+    holders = set(above(*unit_of))
     fqns = [cost.fqn for cost in measurement.blocks if cost.saved_after_forward_bytes] if blocks is None else blocks
     priced = [
         _if_recomputed(measurement, replay, fqn, graph)
@@ -209,7 +209,7 @@ def prices(
 
 def _if_recomputed(measurement: Measurement, replay: Replay, fqn: str, graph: ModelGraph | None) -> Price | None:
     unit = Unit(blocks=(fqn,))
-    policy = msgspec.structs.replace(measurement.spec.policy, units=(unit,))
+    policy = replace(measurement.spec.policy, units=(unit,))
     calls = calls_of(replay, graph, unit, policy)
     if not any(len(call.entries) for call in calls) or fqn not in measurement.by_fqn:
         return None
@@ -233,7 +233,7 @@ def prices_of_keeping(measurement: Measurement, graph: ModelGraph | None = None)
     for unit in policy.units if whole is not None else ():
         costs = [measurement.by_fqn[fqn] for fqn in unit.blocks if fqn in measurement.by_fqn]
         others = tuple(other for other in policy.units if other is not unit)
-        without = forecaster.peak_bytes(msgspec.structs.replace(policy, units=others))
+        without = forecaster.peak_bytes(replace(policy, units=others))
         ran_again = any(cost.n_recompute for cost in costs)
         if unit not in nested and without is not None and ran_again and len(costs) == len(unit.blocks):
             flops = sum(cost.recompute_flops for cost in costs)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer.plan.predict.baseline import without_readings
 from explorer.plan.predict.calls import COUNTER_BYTES
@@ -52,8 +52,8 @@ def predicted_step(baseline: Measurement, policy: Policy, simulation: Simulation
             lifetime = (call.first + 1, FREE, 1, 0), (call.backward_ends, FREE, 0, 0)
             written.append(_Life(-1, nest.stash_bytes, UNATTRIBUTED, *lifetime))
     allocations, phases = _timeline(written, baseline, log, nest.names)
-    spec = msgspec.structs.replace(baseline.spec, policy=policy)
-    return msgspec.structs.replace(without_readings(baseline), spec=spec, allocations=allocations, phases=phases)
+    spec = replace(baseline.spec, policy=policy)
+    return replace(without_readings(baseline), spec=spec, allocations=allocations, phases=phases)
 
 
 def _write_lives(written: list[_Life], simulated: Simulation) -> list[dict[int, Key]]:

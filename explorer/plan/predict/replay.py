@@ -65,7 +65,7 @@ def let_go(
     named.sort(key=lambda pair: (pair[0].first, -pair[0].end, pair[1].count("."), pair[1]))  # outer ones first
     order = np.argsort(born, kind="stable")
     births = born[order]
-    lets = np.full(len(born), NEVER, dtype=np.int64)
+    lets = np.full(len(born), NEVER)
     parents: list[int | None] = []
     open_calls: list[int] = []
     for i, (call, _) in enumerate(named):

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer.plan.names import Fqns, is_within
 from explorer.record.graph import Block, ModelGraph
@@ -319,7 +319,7 @@ def calibrated(forecast: Forecast, seen: Iterable[TimedStep]) -> Forecast:
     more_calls = CALL_ERROR * ((forecast.time_ratio_of_calls or 0.0) - (ratio - 1) * calls_seen)
     clock = statistics.mean(step.error for step in slower)
     error = math.hypot(clock, (ratio - 1) * math.hypot(apart, weight**-0.5), more_calls)
-    return msgspec.structs.replace(forecast, time_ratio=1 + (ratio - 1) * factor, time_ratio_spread=NINE_OF_TEN * error)
+    return replace(forecast, time_ratio=1 + (ratio - 1) * factor, time_ratio_spread=NINE_OF_TEN * error)
 
 
 def kin_of(graph: ModelGraph, fqn: str) -> str:
@@ -341,10 +341,8 @@ def with_equal_times(measurement: Measurement, graph: ModelGraph) -> Measurement
             kin[kin_of(graph, cost.fqn)].append(cost)
     means = ((equal, _mean(equal)) for equal in kin.values() if len(equal) > 1)
     times = {block.fqn: mean for equal, mean in means for block in equal}
-    blocks = tuple(
-        msgspec.structs.replace(cost, **times[cost.fqn]) if cost.fqn in times else cost for cost in measurement.blocks
-    )
-    return msgspec.structs.replace(measurement, blocks=blocks)
+    blocks = tuple(replace(cost, **times[cost.fqn]) if cost.fqn in times else cost for cost in measurement.blocks)
+    return replace(measurement, blocks=blocks)
 
 
 def _mean(equal: list[MeasuredBlock]) -> dict[str, object]:

@@ -185,7 +185,7 @@ def _covered(region: CheckpointRegion, called: Sequence[str]) -> tuple[str, ...]
 def _idle_switches(checkpoints: OwnCheckpointing) -> list[str]:
     """The innermost blocks with a switch that is on."""
     on = dict.fromkeys(switch.block for switch in checkpoints.switches if switch.is_on)
-    holders = {holder for fqn in on for holder in above(fqn)}
+    holders = set(above(*on))
     return [fqn for fqn in on if fqn not in holders]
 
 

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 import streamlit as st
+from msgspec.structs import replace
 
 from explorer.errors import UnreadableFile, message_of
 from explorer.record.base import from_json, to_json
@@ -37,7 +38,7 @@ def to_query(spec: RunSpec) -> dict[str, str]:
     if spec.model.weights:
         query["weights"] = spec.model.weights
     bare = ModelRef(target="", arguments=spec.model.arguments)
-    rest = msgspec.structs.replace(spec, model=bare)
+    rest = replace(spec, model=bare)
     if rest != DEFAULT:
         query["run"] = base64.urlsafe_b64encode(zlib.compress(to_json(_sparse(rest)), 9)).decode().rstrip("=")
     return query
@@ -59,7 +60,7 @@ def from_query(query: Mapping[str, str]) -> RunSpec | None:
             ) from error
         spec = from_json(text, RunSpec)
     readable = {"target": query["model"], "size": query.get("size"), "weights": query.get("weights", "")}
-    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, **readable))
+    return replace(spec, model=replace(spec.model, **readable))
 
 
 def visit_of(scope: Mapping[str, Any]) -> dict[str, str] | None:

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
-import msgspec
 import streamlit as st
+from msgspec.structs import replace
 
 from explorer.errors import BadInput, ExplorerError
 from explorer.plan.card.allocator_options import parse_options
@@ -109,7 +109,7 @@ def first_draft(query: Mapping[str, str]) -> Draft:
         spec = address.from_query(query)
         if spec is not None and not (spec.model.is_recorded and runs().recorded_run(spec.model)):
             backend.check_offered(spec.model)
-            spec = msgspec.structs.replace(spec, model=backend.in_default_size(spec.model))
+            spec = replace(spec, model=backend.in_default_size(spec.model))
     except ExplorerError as error:
         return Draft(spec=usual, message=str(error), predict=backend.predicts())
     predict = query.get("predict")
@@ -120,7 +120,7 @@ def first_draft(query: Mapping[str, str]) -> Draft:
 
 def _unsplit(spec: RunSpec) -> RunSpec:
     """The specification without a pipeline plan. The Pipeline page holds the plan, and no other page runs it."""
-    return msgspec.structs.replace(spec, plan=None)
+    return replace(spec, plan=None)
 
 
 def graph_of(draft: Draft) -> ModelGraph | None:
@@ -146,9 +146,9 @@ def restart(draft: Draft, spec: RunSpec, *, predict: bool = False) -> None:
 
 def choose_model(draft: Draft, model: ModelRef) -> None:
     """Resets the draft to another model or size; the options of the step stay."""
-    spec = msgspec.structs.replace(draft.spec, model=model, policy=KEEP_ALL, frozen=(), forward_only=False)
+    spec = replace(draft.spec, model=model, policy=KEEP_ALL, frozen=(), forward_only=False)
     if not draft.predict:
-        spec = msgspec.structs.replace(spec, ranks=None)
+        spec = replace(spec, ranks=None)
     restart(draft, spec, predict=draft.predict)
     to_address(draft)
 
@@ -157,7 +157,7 @@ def set_predict(draft: Draft, *, on: bool) -> None:
     """Switches prediction on or off and starts the model afresh; the policy stays. Predictions use the CPU, and card
     and ranks are options of predictions alone."""
     changed: dict[str, Any] = {"device": "cpu"} if on else {"card": None, "ranks": None}
-    restart(draft, msgspec.structs.replace(draft.spec, **changed), predict=on)
+    restart(draft, replace(draft.spec, **changed), predict=on)
     to_address(draft)
 
 
@@ -169,8 +169,8 @@ def set_card(draft: Draft, text: str) -> None:
     with _reading(draft):
         card = parse_card(text) if text else None
         if card is not None and draft.spec.card is not None:
-            card = msgspec.structs.replace(card, options=draft.spec.card.options)
-        choose(draft, msgspec.structs.replace(draft.spec, card=card))
+            card = replace(card, options=draft.spec.card.options)
+        choose(draft, replace(draft.spec, card=card))
         if card is not None and not draft.predict:
             set_predict(draft, on=True)
 
@@ -180,7 +180,7 @@ def set_allocator(draft: Draft, options: Iterable[str]) -> None:
     assert draft.spec.card is not None, "the options are offered beside a card"
     with _reading(draft):
         parse_options(text := ",".join(options))
-        choose(draft, msgspec.structs.replace(draft.spec, card=msgspec.structs.replace(draft.spec.card, options=text)))
+        choose(draft, replace(draft.spec, card=replace(draft.spec.card, options=text)))
 
 
 @contextmanager
@@ -195,7 +195,7 @@ def _reading(draft: Draft) -> Iterator[None]:
 
 def set_ranks(draft: Draft, ranks: Ranks | None) -> None:
     """Predicts the step of every rank of `ranks`; None: of one process."""
-    choose(draft, msgspec.structs.replace(draft.spec, ranks=ranks))
+    choose(draft, replace(draft.spec, ranks=ranks))
     if ranks is not None and not draft.predict:
         set_predict(draft, on=True)
 
@@ -210,13 +210,13 @@ def set_option(draft: Draft, graph: ModelGraph | None, name: str, value: object)
     """Sets an option of the step or of its policy; an option of the policy is a step of undo."""
     spec = draft.spec
     if name not in Policy.__struct_fields__:
-        choose(draft, msgspec.structs.replace(spec, **{name: value}))
+        choose(draft, replace(spec, **{name: value}))
         return
-    policy = msgspec.structs.replace(spec.policy, **{name: value})
+    policy = replace(spec.policy, **{name: value})
     if graph is not None:
         set_policy(draft, policy, graph)
     else:
-        choose(draft, msgspec.structs.replace(spec, policy=policy))
+        choose(draft, replace(spec, policy=policy))
 
 
 def marks_of(draft: Draft, graph: ModelGraph) -> GraphMarks:
@@ -279,7 +279,7 @@ def _record(draft: Draft, policy: Policy) -> None:
 def _take_over(draft: Draft, policy: Policy) -> None:
     """Sets the policy. A click does not redraw the options of a policy, so a change of options redraws the page."""
     draft.redraw |= with_units(policy, ()) != with_units(draft.spec.policy, ())
-    draft.spec = msgspec.structs.replace(draft.spec, policy=policy)
+    draft.spec = replace(draft.spec, policy=policy)
 
 
 def jump_to(draft: Draft, graph: ModelGraph, fqn: str) -> None:
@@ -313,4 +313,4 @@ def to_query(draft: Draft) -> dict[str, str]:
 
 def with_units(policy: Policy, units: tuple[Unit, ...]) -> Policy:
     """`policy` with other units; its options stay."""
-    return msgspec.structs.replace(policy, units=units)
+    return replace(policy, units=units)

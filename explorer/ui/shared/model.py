@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import streamlit as st
+from msgspec.structs import replace
 
 from explorer.plan.card.allocator_options import OFFERED_OPTIONS, split_options
 from explorer.plan.card.cards import CARDS
@@ -115,7 +115,7 @@ def arguments_form(sample: Sample, model: ModelRef, choose: Choose, *, key: str)
         now = {name: chosen.get(name, field.value) for name, field in fields.items()}
         needed = {name: value for name, value in model.arguments.items() if name not in usual}
         changed = {name: value for name, value in now.items() if value != usual[name]}
-        choose(msgspec.structs.replace(model, arguments=needed | changed))
+        choose(replace(model, arguments=needed | changed))
 
     with st.form(f"{key}s_form", border=False):
         columns = st.columns(2)
@@ -172,14 +172,14 @@ def _weights(model: ModelRef, choose: Choose) -> None:
     offered = ["", *backend.weights()]
     if len(offered) == 1:
         return
-    field = bound("weights", model.weights, lambda file: choose(msgspec.structs.replace(model, weights=file)))
+    field = bound("weights", model.weights, lambda file: choose(replace(model, weights=file)))
     select("weights", offered, field, format_func=lambda file: Path(file).name or AS_BUILT, help=glossary.WEIGHTS)
 
 
 def _card(draft: Draft) -> None:
     """Draws the choice of a card: one by name, or a size that is typed."""
     card = draft.spec.card
-    bare = None if card is None else msgspec.structs.replace(card, options="", cublas="")
+    bare = None if card is None else replace(card, options="", cublas="")
     name = "" if bare is None else next((key for key, listed in CARDS.items() if listed == bare), bare.name)
     offered = list(dict.fromkeys(["", *CARDS, name]))
     field = bound("option_card", name, partial(drafts.set_card, draft))
@@ -217,9 +217,9 @@ def _ranks(draft: Draft) -> None:
     )
 
     def take(**changed: Any) -> None:
-        new = msgspec.structs.replace(ranks, parallelize="", **changed)
+        new = replace(ranks, parallelize="", **changed)
         if new.data != "fsdp":
-            new = msgspec.structs.replace(new, n_tensor=new.n_ranks if new.data == "none" else 1)
+            new = replace(new, n_tensor=new.n_ranks if new.data == "none" else 1)
         drafts.set_ranks(draft, new if new.n_ranks > 1 else None)
 
     def take_split(name: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer.record.base import Record
 from explorer.record.graph import INPUT, Edge, Join, ModelGraph
@@ -127,7 +127,7 @@ def _dissolve(joins: dict[str, Join], ways: dict[tuple[str, str], dict[int, Edge
             for source in feeding[gone]:
                 if source != target:
                     back = all(edge.back for edge in ways[source, gone].values())
-                    passed = {n: msgspec.structs.replace(edge, back=back or edge.back) for n, edge in way.items()}
+                    passed = {n: replace(edge, back=back or edge.back) for n, edge in way.items()}
                     ways[source, target] = {**passed, **ways.get((source, target), {})}
         for source in feeding[gone]:
             del ways[source, gone]

@@ -24,6 +24,7 @@ from functools import cached_property
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from explorer.plan.names import above
 from explorer.record.base import Record
@@ -198,7 +199,7 @@ class _Drawing:
         self.rows.append(row)
         if row.open:
             bottom = self.place(id, top=top + HEAD, left=left + INDENT, right=right + PAD, depth=depth + 1) + PAD
-            self.rows[index] = row = msgspec.structs.replace(row, height=bottom - top)
+            self.rows[index] = row = replace(row, height=bottom - top)
         return row
 
     def place_links(self) -> None:

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from explorer.plan.memory.ledger import Bytes, array_of, events, held
+from explorer.plan.memory.ledger import Bytes, array_of, events, held, ints
 from explorer.record.allocations import FIXED_ROLES, PHASES, ROLES, Allocations, Phase
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import Positions
@@ -95,7 +95,7 @@ def _causes(run: Measurement, log: Allocations, row_of: Bytes) -> tuple[Bytes, B
     """
     happened = events(log)
     cause = np.where(happened.sign > 0, row_of[happened.entry], -1)
-    phase = np.full(log.n_ticks + 1, -1, dtype=np.int64)
+    phase = np.full(log.n_ticks + 1, -1)
     for span in run.phases:
         phase[span.first_tick : span.end_tick] = PHASES.index(span.phase)
     borders = [0, *(np.flatnonzero(np.diff(phase)) + 1).tolist(), len(phase)]
@@ -107,8 +107,8 @@ def _causes(run: Measurement, log: Allocations, row_of: Bytes) -> tuple[Bytes, B
 
 def _row_of(log: Allocations, rows: Rows) -> Bytes:
     """Row of each entry."""
-    by_block = np.array([rows.index(fqn) for fqn in log.blocks] or [-1], dtype=np.int64)
-    return by_block[array_of(log.block)] if len(log.block) else np.full(1, -1, dtype=np.int64)
+    by_block = ints([rows.index(fqn) for fqn in log.blocks] or [-1])
+    return by_block[array_of(log.block)] if len(log.block) else np.full(1, -1)
 
 
 def _held_by_row(log: Allocations, row_of: Bytes, n_rows: int) -> Bytes:

@@ -17,7 +17,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.lib.stride_tricks import sliding_window_view
 
-from explorer.plan.memory.ledger import Bytes, array_of, belongs, held, held_by_role
+from explorer.plan.memory.ledger import Bytes, array_of, belongs, held, held_by_role, ints
 from explorer.record.allocations import FIXED_ROLES, ROLES, Allocations, Role
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import (
@@ -296,7 +296,7 @@ def _block_layers(run: Measurement, log: Allocations) -> list[Layer]:
     again = role == ROLES.index("recomputed")
     names = block_names(run) or [fqn for fqn in log.blocks if fqn]
     rows = rows_of(names, MOST_BANDS)
-    row_of = np.array([rows.index(fqn) for fqn in log.blocks] or [-1], dtype=np.int64)[block]
+    row_of = ints([rows.index(fqn) for fqn in log.blocks] or [-1])[block]
     freeable = ~fixed & ~again
     layers = [Layer(name=REST, line=held(log, fixed), colour=ROLE_COLOURS["parameter"], pattern="")]
     layers += [Layer(name=ROOT_LABEL, line=held(log, freeable & (row_of < 0)), colour=ROLE_COLOURS["unattributed"],
