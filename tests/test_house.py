@@ -250,8 +250,8 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": 15359, "plan": 115690, "engine": 139545, "jobs": 11314, "child_process": 4000,
-    "view": 47208, "ui": 50153, "lab": 27080, "pipeline": 55043, "own_loop": 15023, "cli": 21291,
+    "record": 15359, "plan": 115200, "engine": 139545, "jobs": 11314, "child_process": 4000,
+    "view": 47130, "ui": 50153, "lab": 27080, "pipeline": 54850, "own_loop": 15023, "cli": 21291,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
 TESTS_BUDGET = 52100
@@ -272,9 +272,9 @@ def test_the_tokens_of_each_ring_have_a_budget() -> None:
 
 
 MOST_PER_THOUSAND = {
-    "record": (41, 43, 0), "plan": (48, 96, 1), "engine": (34, 63, 2), "jobs": (28, 32, 0),
-    "child_process": (14, 12, 0), "view": (69, 83, 2), "ui": (57, 37, 1), "lab": (31, 64, 3),
-    "pipeline": (41, 83, 2), "own_loop": (30, 33, 0), "cli": (43, 31, 1),
+    "record": (41, 42, 0), "plan": (48, 95, 1), "engine": (34, 62, 2), "jobs": (28, 32, 0),
+    "child_process": (14, 12, 0), "view": (69, 82, 2), "ui": (57, 36, 1), "lab": (31, 64, 3),
+    "pipeline": (41, 82, 2), "own_loop": (30, 33, 0), "cli": (43, 31, 1),
 }  # fmt: skip
 """Conditional expressions, comprehensions, and comprehensions that hold one, in 1,000 lines of code: only downwards."""
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
