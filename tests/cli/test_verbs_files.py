@@ -12,15 +12,18 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
+from explorer.cli.verbs import batch
 from explorer.cli.verbs import report as report_verbs
+from explorer.cli.verbs.lock import in_one_line
 from explorer.jobs import run_file
 from explorer.jobs.store import Store
 from explorer.plan.catalogue import catalogue
 from explorer.plan.planners import front
 from explorer.plan.policy import file as policy_file
+from explorer.plan.predict.baseline import Sized
 from explorer.record import Comparison, Measurement, Policy, RunSpec
 from explorer.record.base import from_json, from_msgpack
-from explorer.record.files import Export, PolicyFile
+from explorer.record.files import Export, Move, PolicyFile
 from explorer.view.report.explorable import Exhibit
 from tests import graphs
 from tests.cli.asked import read, run
@@ -211,3 +214,15 @@ def test_what_was_chosen_here_runs_there(tmp_path: Path) -> None:
     for target, outcome in outcomes.items():
         assert outcome["same"], target
         assert layers_again(outcome) == {"layers.0", "layers.2"}, (target, outcome)
+
+
+@pytest.mark.parametrize(("n_causes", "more"), [(1, ""), (2, " (and 1 more)")])
+def test_the_line_of_a_lock_counts_the_causes_that_it_leaves_out(n_causes: int, more: str) -> None:
+    cause = Move(kind="results", blocks=("a",), sentence="a has other results.", n_bytes=0)
+    assert in_one_line([cause] * n_causes) == f"a has other results{more}"
+
+
+@pytest.mark.parametrize(("limit", "fits"), [(5, True), (4, False), (None, True)])
+def test_a_batch_may_fill_the_budget(limit: int | None, *, fits: bool) -> None:
+    sized = Sized(size=1, step_peak_bytes=5, event_by_event=False, measurement=None)
+    assert batch._fits(sized, graphs.SPEC, limit) is fits

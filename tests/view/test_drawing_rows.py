@@ -176,7 +176,7 @@ def test_bytes(n_bytes: int | None, text: str) -> None:
     ("share", "text"),
     [
         (None, "not measured"), (0.0, "0.0 %"), (0.217, "+22 %"), (-0.73, "\N{MINUS SIGN}73 %"), (0.0312, "+3.1 %"),
-        (0.0001, "+<0.1 %"), (2.5, "+250 %"),
+        (0.0001, "+<0.1 %"), (0.00049, "+<0.1 %"), (0.0006, "+0.1 %"), (2.5, "+250 %"),
     ],
 )  # fmt: skip
 def test_signed_percent(share: float | None, text: str) -> None:
@@ -193,6 +193,7 @@ def test_counts_changes_and_axes() -> None:
     assert (count(1, "tensor"), count(0, "tensor"), count(1200, "tensor")) == ("1 tensor", "0 tensors", "1,200 tensors")
     assert change(None, 1) is change(1, None) is change(0, 1) is None and change(200, 50) == -0.75
     assert byte_axis(200 * MIB) == (MIB, "MiB") and byte_axis(80 * 1024 * MIB) == (1024 * MIB, "GiB")
+    assert (byte_axis(4096 * MIB)[1], byte_axis(4096 * MIB - 1)[1]) == ("GiB", "MiB")
     assert flop_axis(16_490_000_000) == (1e9, "GFLOP")
     texts = ["not measured", "0 FLOP", "999 FLOP", "1.50 kFLOP", "16.49 GFLOP"]
     assert [flops(n) for n in (None, 0, 999, 1500, 16_490_000_000)] == texts

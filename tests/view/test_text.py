@@ -17,7 +17,7 @@ from explorer.ui.runs.table import stored_time
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.units import MIB
 from explorer.view.memory.timeline import timeline
-from explorer.view.text.plan import certificate, effects_of_presets, expected, in_words
+from explorer.view.text.plan import against_budget, certificate, effects_of_presets, expected, in_words
 from explorer.view.text.runs import conditions, figures_of, peak_and_end, stored_flops, what_failed, who_failed
 from tests import graphs
 from tests.graphs import GRAPH
@@ -201,3 +201,8 @@ def test_a_preset_is_beaten_by_one_that_is_better_by_more_than_the_noise(
 ])  # fmt: skip
 def test_of_stored_headlines(headlines: dict[str, Any], flops: str, time: str) -> None:
     assert (stored_flops(headlines), stored_time(headlines)) == (flops, time)
+
+
+@pytest.mark.parametrize(("peak_bytes", "colour"), [(5 * MIB, "green"), (5 * MIB + 1, "red")])
+def test_a_peak_may_fill_its_budget(peak_bytes: int, colour: str) -> None:
+    assert against_budget(peak_bytes, 5 * MIB, measured=True).startswith(f":{colour}[")

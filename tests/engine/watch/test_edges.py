@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from explorer.engine.model.describe import describe, describe_step
-from explorer.engine.watch.edges import MOST_JOINS
+from explorer.engine.watch.collectives import payload_bytes
+from explorer.engine.watch.edges import ELSEWHERE, MOST_JOINS, Datum
 from explorer.record.graph import INPUT, ModelGraph, ModelRef
 from explorer.view.graph.flow import folded
 from explorer.view.graph.nesting import nest
@@ -326,3 +327,12 @@ def test_a_loop_with_many_joins_of_one_operator_has_one_join_of_it() -> None:
     begin = chain(":input", "start", ":add") | {"start > steps.0"}
     assert arrows(many) == begin | out | into, "no arrow is lost, none leads elsewhere"
     assert {edge.n_bytes for edge in many.edges} == {ROW}
+
+
+def test_a_reader_reads_at_most_the_storage() -> None:
+    datum = Datum(ELSEWHERE, 0, 10, readers={ELSEWHERE: {(0, 8): 8, (2, 8): 8}})
+    assert datum.bytes_read(ELSEWHERE) == 10
+
+
+def test_the_payload_of_a_collective_is_the_largest_of_its_lists() -> None:
+    assert payload_bytes([[torch.ones(2), torch.ones(3)], torch.ones(4), "sum"], torch.ones(1)) == 4 * (2 + 3)
