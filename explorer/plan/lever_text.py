@@ -101,6 +101,7 @@ def script_lines(row: LeverRow) -> tuple[str, ...]:
     target = spec.model.target
     factory = "AutoModel.from_pretrained" if target.startswith("hf:") else target.partition(":")[2] or "build"
     words = {"optimizer": optimizer, "device": device, "n": spec.n_accumulation, "factory": factory}
+    words["options"] = spec.card.options if spec.card is not None else ""
     words["last"] = spec.chunked_layer
     words["frozen"] = tuple(f"{name}." for name in spec.frozen)
     if spec.lora is not None:

@@ -27,6 +27,8 @@ RECOMPUTE = "recompute"
 ATTENTION = "attn_implementation"
 """Argument of a factory, and setting of a Hugging Face configuration, that chooses the attention."""
 SDPA = "sdpa"
+SEGMENTS = "expandable_segments"
+"""The setting of CUDA's allocator that leaves the least memory between blocks in most steps."""
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 
 
@@ -124,11 +126,26 @@ def _freeze(spec: RunSpec, parts: Parts) -> RunSpec | None:
     return replace(spec, frozen=parts.all_but_last)
 
 
+def _segments(spec: RunSpec, parts: Parts) -> RunSpec | None:
+    card = spec.card
+    if card is None or SEGMENTS in card.options:
+        return None
+    options = ",".join(filter(None, (card.options, f"{SEGMENTS}:True")))
+    return replace(spec, card=replace(card, options=options))
+
+
 def _chunks(spec: RunSpec, parts: Parts) -> RunSpec | None:
     return replace(spec, chunked_layer=parts.last) if parts.last and not spec.chunked_layer else None
 
 
 LEVERS = (
+    Lever(
+        SEGMENTS,
+        "allocator",
+        "allocator with expandable segments",
+        _segments,
+        'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "{options}"  # before torch is imported',
+    ),
     Lever("foreach", "optimizer", "optimizer with foreach=False", _for_loop, "{optimizer}, foreach=False)"),
     Lever("fused", "optimizer", "optimizer with fused=True", _fused, "{optimizer}, fused=True)"),
     Lever("sgd", "optimizer", "SGD instead of AdamW", _sgd, "{optimizer})"),

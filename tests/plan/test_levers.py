@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.plan import lever_text, levers
+from explorer.plan.card.cards import parse_card
 from explorer.record.fit import Fit, Judgement, LeverRow, PlayedStep
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy, Unit
@@ -100,7 +101,9 @@ def test_the_switch_hides_what_is_not_bitwise(rows: list[LeverRow], combined: li
 def test_levers_do_not_change_a_step_that_has_them() -> None:
     for lever in levers.LEVERS:
         parts = levers.Parts(True, ("0", "1"), "0|1", "head")
-        changed = lever.change(RunSpec(model=ModelRef(target="nets.py"), optimizer_form="foreach"), parts)
+        changed = lever.change(
+            RunSpec(model=ModelRef(target="nets.py"), optimizer_form="foreach", card=parse_card("24GiB", "", "")), parts
+        )
         assert changed is not None
         again = lever.change(changed, parts)
         assert (again is None) == (lever.key != "accumulate")

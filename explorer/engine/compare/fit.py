@@ -32,6 +32,7 @@ from explorer.engine.model.loss_chunks import logits_of
 from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
 from explorer.errors import BadInput, Cancelled, ExplorerError, TimedOut, message_of
 from explorer.plan import lever_text, levers
+from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.names import listed
 from explorer.plan.planners.confirm import confirmed, within_bytes
@@ -104,16 +105,25 @@ class Player:
     def __init__(self, spec: RunSpec, budget_bytes: int | None, report: Report) -> None:
         self._report = report
         self._runs: dict[bytes, Measurement] = {}
+        self._timelines: dict[bytes, Measurement] = {}
+        """Runs by their step without settings of the allocator, which leave the timeline as it is."""
         self.run = self._played(spec)
         self.limit_bytes = levers.limit_of(self.run, spec.card, budget_bytes)
         self.spec, self.as_is = spec, self._step(self.run)
         self.parts, _ = _outline(spec)
 
     def _played(self, spec: RunSpec) -> Measurement:
-        key = to_msgpack(spec)
-        if key not in self._runs:
-            self._runs[key] = measure_without_data(spec, self._report)
-        return self._runs[key]
+        key, card = to_msgpack(spec), spec.card
+        if key in self._runs:
+            return self._runs[key]
+        step = to_msgpack(spec if card is None else replace(spec, card=replace(card, options="")))
+        run = self._timelines.get(step)
+        if run is None or card is None:
+            run = measure_without_data(spec, self._report)
+        else:
+            run = replace(run, spec=spec, card=memory_on(card, run, others=()))
+        self._runs[key] = self._timelines[step] = run
+        return run
 
     def _step(self, run: Measurement) -> PlayedStep:
         return levers.played_step(run, self.limit_bytes)
@@ -284,6 +294,8 @@ class Judge:
             if not units:
                 return Judgement(reason=note)
         changed = levers.under(small, row.levers, self._parts, policy)
+        if changed == small and row.levers == (levers.SEGMENTS,):
+            return Judgement(effect="bitwise", reason="The program stays as it is; only addresses change.")
         if changed == small:
             return Judgement(reason="The judged model has nothing that the lever changes.")
         comparison = compare_specs(small, changed)

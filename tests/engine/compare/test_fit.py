@@ -57,7 +57,7 @@ BY_PARTS = ("adamw8bit", "qlora")
 """Levers whose operators work in parts on a CPU, in memory that a GPU's kernel does not take."""
 NOT_CHANGED = {("resnet", "lora"), ("resnet", "qlora")}
 """The only Linear of a ResNet is its last layer."""
-LEVERS = [lever for lever in levers.LEVERS if lever.key != "attention"]
+LEVERS = [lever for lever in levers.LEVERS if lever.key not in ("attention", levers.SEGMENTS)]
 
 
 @pytest.mark.slow
@@ -145,6 +145,18 @@ def test_the_form_of_the_optimizer_rounds_and_another_optimizer_differs() -> Non
     assert {comparison.verdict for comparison in forms} <= {"bitwise equal", "rounding"}
     other = compare_specs(foreach, replace(foreach, optimizer="sgd"))
     assert other.verdict == "different" and all(diff.bitwise for diff in other.gradients)
+
+
+def test_settings_of_the_allocator_are_played_on_the_same_timeline() -> None:
+    spec = spec_of("mlp", card=parse_card("24GiB", "", ""))
+    player = Player(spec, None, silent)
+    changed = levers.under(spec, (levers.SEGMENTS,), player.parts)
+    assert changed.card is not None and changed.card.options == "expandable_segments:True"
+    fast, whole = player._played(changed), measure_without_data(changed)
+    assert fast.card is not None and whole.card is not None and fast.spec == changed
+    assert fast.card == replace(whole.card, other_settings=())
+    row = LeverRow(levers=(levers.SEGMENTS,), step=levers.played_step(fast, player.limit_bytes))
+    assert Judge(spec_of("mlp"), silent).judged(row).judgement.effect == "bitwise"
 
 
 @pytest.mark.slow
