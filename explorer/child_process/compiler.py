@@ -22,12 +22,12 @@ def compile_library(compiler: list[str], library: Path, arguments: list[str]) ->
         last = (ran.stderr.strip().splitlines() or ["no message"])[-1]
         raise BadInput(
             f"The C compiler {compiler[0]!r} could not build the stubs of the imaginary card: {last[:200]}",
-            hint="CC names another compiler; pip install ziglang brings one.",
+            hint="CC names another compiler; pip install ziglang==0.15.2 brings one.",
         )
 
 
 def compiler_command() -> list[str]:
-    """CC, the machine's C compiler, or that of the `ziglang` wheel."""
+    """CC, the machine's C compiler, or that of the `ziglang` wheel, whose version 0.17.1 cannot link some of the stubs."""
     for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
         if name and shutil.which(name.split()[0]):
             return name.split()
@@ -35,7 +35,7 @@ def compiler_command() -> list[str]:
         return [sys.executable, "-m", "ziglang", "cc"]
     raise BadInput(
         "The stubs of the imaginary card are compiled, and no C compiler was found.",
-        hint="Install gcc or clang, or: pip install ziglang.",
+        hint="Install gcc or clang, or: pip install ziglang==0.15.2",
     )
 
 

@@ -113,3 +113,20 @@ def test_a_refused_step_has_its_page_and_a_sentence_says_why_there_is_none(
     assert ran.returncode == 1 and "Refused" in ran.stdout and "Traceback" not in ran.stderr
     assert ("No page was written" in ran.stderr) != has_page
     assert (tmp_path / "page.html").exists() == has_page
+
+
+@has_cuda_build
+def test_a_record_of_a_card_is_planned_for_a_card(tmp_path: Path) -> None:
+    recorded = explorer(tmp_path, "--card", "h100", "--json", "--out", "last.explorer", "train.py", "--", "8192")
+    allocated, reserved = json.loads(recorded.stdout)["peaks"][-1]
+    plans = [
+        json.loads(explorer(tmp_path, "last.explorer", "--card", card, "--json", verb="plan").stdout)
+        for card in ("h100", "1100MiB")
+    ]
+    for plan in plans:
+        assert "failure" not in plan, plan
+        first, chosen = plan["first_run"], plan["measured"]
+        assert plan["met"] and abs(first["step_peak_bytes"] - allocated) < 1 << 20
+        assert (chosen["reserved_bytes"] == reserved) == (not plan["plan"]["policy"]["units"])
+    assert [bool(plan["plan"]["policy"]["units"]) for plan in plans] == [False, True]
+    assert plans[1]["measured"]["reserved_bytes"] <= plans[1]["plan"]["budget_bytes"] < reserved

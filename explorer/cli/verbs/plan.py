@@ -23,6 +23,7 @@ from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
 from explorer.plan.budget_text import check_budget, parse_budget
 from explorer.plan.card.cards import capacity_bytes
+from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.memory.outside import outside_policies
 from explorer.plan.planners.confirm import Confirmation, confirmed, within_budget
 from explorer.plan.planners.front import RankOffer, offers_on_ranks, splits_of
@@ -36,6 +37,7 @@ from explorer.plan.summary import forecast_step
 from explorer.plan.why.collectives import repeated, sent_bytes
 from explorer.plan.why.worth import sentences, worth_recomputing
 from explorer.record.base import to_plain
+from explorer.record.card import Card
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -99,12 +101,18 @@ def plan(
     output: Output,
 ) -> None:
     """The cheapest policy under a memory budget, with a proof, confirmed by a run. Exit 1: the run missed it."""
+    if (recorded := recorded_step(model)) is not None:
+        step = dataclasses.replace(step, predict=True)  # a record is planned on any card, and nothing is run
     spec = step.spec(model)
     wish.check(spec)
-    if spec.ranks is not None and not step.predict:
-        raise BadInput("A plan for ranks is made of a prediction.", hint="Add --predict.")
+    if spec.ranks is not None and (recorded is not None or not step.predict):
+        raise BadInput("A plan for ranks is made of a model's prediction.", hint="Name a model, and add --predict.")
     check_writable(wish.out)
-    first, last, others = _planned(model, spec, wish, step)
+    others: list[RankOffer] = []
+    if recorded is not None:
+        first, last = recorded, _forecast(recorded, spec.card, _solve(wish, spec, recorded))
+    else:
+        first, last, others = _planned(spec, wish, step)
     graph = last.planner.graph
     chosen, run = last.tries[-1]
     met = within_budget(chosen, run)
@@ -127,11 +135,9 @@ def plan(
 
 
 def _planned(
-    model: str, spec: RunSpec, wish: BudgetOptions, step: RankStepOptions
+    spec: RunSpec, wish: BudgetOptions, step: RankStepOptions
 ) -> tuple[Measurement, Confirmation, list[RankOffer]]:
     """The first run, the plan with its run, and offers for other splits over ranks."""
-    if (recorded := recorded_step(model)) is not None:
-        return recorded, _forecast(recorded, _solve(wish, spec, recorded)), []
     with worker() as engine:
         graph = describe(engine, spec, without_data=step.predict)
         say(escape(f"batch {graph.batch}"))  # before a refusal, too
@@ -142,12 +148,18 @@ def _planned(
         return first, last, []
 
 
-def _forecast(step: Measurement, solve: Callable[[Planner], Plan]) -> Confirmation:
-    """The plan for a recorded step, which only its own script could run: the forecast takes the place of a run."""
+def _forecast(step: Measurement, card: Card | None, solve: Callable[[Planner], Plan]) -> Confirmation:
+    """The plan for a recorded step, which only its own script could run: the forecast takes the place of a run.
+
+    A `card` grants or refuses what the forecast requests.
+    """
     assert step.graph is not None, "step_in refuses other runs"
-    planner = Planner(step, step.graph)
-    chosen = solve(planner)
-    return Confirmation(planner=planner, tries=((chosen, forecast_step(step, chosen.policy)),), refused=())
+
+    def forecast(policy: Policy) -> Measurement:
+        run = forecast_step(step, policy)
+        return run if card is None else replace(run, card=memory_on(card, run))
+
+    return confirmed(Planner(step, step.graph), solve, forecast)
 
 
 def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph, *, predict: bool) -> Measurement:
