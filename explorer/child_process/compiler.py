@@ -27,7 +27,7 @@ def compile_library(compiler: list[str], library: Path, arguments: list[str]) ->
 
 
 def compiler_command() -> list[str]:
-    """CC, the machine's C compiler, or that of the `ziglang` wheel, whose version 0.17.1 cannot link some of the stubs."""
+    """CC, the machine's C compiler, or that of the `ziglang` wheel. Its version 0.17.1 cannot link some stubs."""
     for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
         if name and shutil.which(name.split()[0]):
             return name.split()
