@@ -157,7 +157,9 @@ def _forecast(step: Measurement, card: Card | None, solve: Callable[[Planner], P
 
     def forecast(policy: Policy) -> Measurement:
         run = forecast_step(step, policy)
-        return run if card is None else replace(run, card=memory_on(card, run))
+        if card is not None:
+            run = replace(run, card=memory_on(card, run))
+        return run
 
     return confirmed(Planner(step, step.graph), solve, forecast)
 
