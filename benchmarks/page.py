@@ -143,18 +143,43 @@ IN_TURNS = """([ids, gap, wanted]) => new Promise((done) => {
     }, 20)
 })"""
 """Clicks blocks one after another; milliseconds from the last click to its figures, to their frame, and to the line."""
-DRAG = """() => {
-    const strip = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".figure .value"))
-    const drag = (window.drag = { frames: 0, figures: 0, lines: 0, moves: 0 })
-    new MutationObserver(() => drag.figures++).observe(strip.shadowRoot.querySelector(".strip"), { childList: true })
-    const plot = document.querySelector(".st-key-first .js-plotly-plot")
-    let inFrame = false
-    new MutationObserver(() => { inFrame = true }).observe(plot, { subtree: true, childList: true, attributes: true })
-    document.addEventListener("input", () => drag.moves++, true)
-    const frame = () => { drag.frames++; drag.lines += inFrame; inFrame = false; requestAnimationFrame(frame) }
+DRAG = """(ms) => new Promise((done) => {
+    const roots = [...document.querySelectorAll("*")].map((e) => e.shadowRoot).filter(Boolean)
+    const slider = roots.map((root) => root.querySelector("input[type=range]")).find(Boolean)
+    const counts = { frames: 0, moves: 0, answers: 0, "longest frame, ms": 0 }
+    const [send, began] = [window.fetch, performance.now()]
+    let last = began
+    window.fetch = async (...of) => {
+        const answer = await send(...of)
+        counts.answers += of[0] === "answer" && answer.status === 200
+        return answer
+    }
+    const emit = (event) => slider.dispatchEvent(event)
+    const frame = (now) => {
+        counts.frames++
+        counts["longest frame, ms"] = Math.max(counts["longest frame, ms"], now - last)
+        last = now
+        const share = (now - began) / ms
+        if (share >= 1) {
+            emit(new PointerEvent("pointerup", { bubbles: true, composed: true }))
+            return setTimeout(() => { window.fetch = send; done(counts) }, 2000)
+        }
+        const place = Math.round(slider.max * Math.max(1 - 2 * share, 2 * share - 1))
+        if (place !== Number(slider.value)) {
+            counts.moves++
+            slider.value = place
+            emit(new Event("input", { bubbles: true, composed: true }))
+        }
+        requestAnimationFrame(frame)
+    }
+    emit(new PointerEvent("pointerdown", { bubbles: true, composed: true }))
     requestAnimationFrame(frame)
-}"""
-"""Counts frames, moves of the slider, and frames with new figures and with a new line."""
+})"""
+"""Drags the slider to its other end and back, a place a frame at most; counts frames, moves, and answers to moves."""
+
+
+_sessions: dict[Any, Any] = {}
+"""Sessions of the browser's inspector, by page."""
 
 
 def in_turns(before: str, rounds: str, sizes: str) -> None:
@@ -210,16 +235,29 @@ def _take_turns(pages: dict[str, Any], n_blocks: int, rounds: int) -> None:
                     continue
                 for n_on in (len(chosen), 0):
                     wanted = rf"\b{n_on} (of \d+ )?block"
+                    began = _cpu_ms(page)
                     sizes = page.evaluate(IN_TURNS, [chosen, 60, wanted])
-                    for sign, ms in zip(("figures", "painted", "line"), sizes, strict=True):
-                        figures.setdefault((f"{what}: {sign}", name), []).append(ms)
                     page.wait_for_timeout(2500)
+                    sizes.append(_cpu_ms(page) - began)
+                    for sign, ms in zip(("figures", "painted", "line", "CPU of the page"), sizes, strict=True):
+                        figures.setdefault((f"{what}: {sign}", name), []).append(ms)
     for _ in range(3):
         for name, page in pages.items():
-            for sign, n in _dragged(page, DRAG, "() => window.drag").items():
+            began = _cpu_ms(page)
+            counts = page.evaluate(DRAG, 1000 * DRAG_S)
+            for sign, n in (counts | {"CPU of the page": _cpu_ms(page) - began}).items():
                 figures.setdefault((f"drag of {DRAG_S:g} s: {sign}", name), []).append(n)
     for (sign, name), values in sorted(figures.items()):
         _say(f"{n_blocks} blocks, {name}", sign, values)
+
+
+def _cpu_ms(page: Any) -> float:
+    """CPU time of the thread that draws the page: the load of the machine does not change it much."""
+    if page not in _sessions:
+        _sessions[page] = page.context.new_cdp_session(page)
+        _sessions[page].send("Performance.enable", {"timeDomain": "threadTicks"})
+    metrics = _sessions[page].send("Performance.getMetrics")["metrics"]
+    return 1e3 * next(float(metric["value"]) for metric in metrics if metric["name"] == "TaskDuration")
 
 
 def main(clicks: str = "20", before: str = "", sizes: str = "12,300,1000") -> None:
@@ -341,18 +379,18 @@ def _clicked(page: Any, block: str, clicks: int, *, pause_ms: int = 100) -> tupl
     return answers, charts
 
 
-def _dragged(page: Any, watch: str = CHANGES, read: str = "() => window.changes") -> Any:
-    """What `watch` notes, and `read` returns, while the slider is dragged to its other end and back."""
+def _dragged(page: Any) -> Any:
+    """When the figures change while the slider is dragged to its other end and back."""
     page.wait_for_timeout(1000)
     box = page.get_by_role("slider", name=SLIDER).bounding_box()
-    page.evaluate(watch)
+    page.evaluate(CHANGES)
     at, began = box["x"] + box["width"] - 8, time.perf_counter()
     page.mouse.move(at, box["y"] + box["height"] / 2)
     page.mouse.down()
     while (share := (time.perf_counter() - began) / DRAG_S) < 1:
         page.mouse.move(at - (box["width"] - 16) * min(2 * share, 2 - 2 * share), box["y"] + box["height"] / 2)
         page.wait_for_timeout(15)
-    noted = page.evaluate(read)
+    noted = page.evaluate("() => window.changes")
     page.mouse.up()
     page.wait_for_timeout(1000)
     return noted

@@ -140,6 +140,20 @@ def test_a_run_that_no_window_claims_ends(worker: FakeWorker, monkeypatch: pytes
     assert not second.cancelled
 
 
+def test_a_window_alone_is_signed_with_its_user() -> None:
+    """Looking the user up takes 10 ms, which each small file of a page and each answer to a click paid."""
+    signs = {}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        signs[scope["type"]] = [value for name, value in scope["headers"] if name == server.SIGN]
+
+    for kind in ("http", "websocket"):
+        headers = [(b"host", HOST.encode()), (server.SIGN, b"yes")]
+        scope = {"type": kind, "path": "/_stcore/stream", "query_string": b"", "headers": headers, "method": "GET"}
+        asyncio.run(server.Visits(app)(scope, app, app))
+    assert signs == {"http": [], "websocket": [b"no"]}, "a sign that a browser sent is dropped"
+
+
 @pytest.mark.usefixtures("app")
 def test_a_job_counts_its_news(worker: FakeWorker) -> None:
     work.begin(LARGE)

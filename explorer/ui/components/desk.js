@@ -204,8 +204,7 @@ function overlay({ xaxis, yaxis }, area, { x, heights, peak, label, colour }) {
   const left = Math.max(wide / 2, Math.min(Number(across(peak[0])), width - wide / 2))
   const top = Math.max(Number(down(peak[1])) - 14, 9)
   make(layer, "rect", { x: left - wide / 2, y: top - 9, width: wide, height: 18, fill: "#fff" })
-  const font = getComputedStyle(area.ownerSVGElement.querySelector("text")).fontFamily
-  const text = make(layer, "text", { "font-family": font, x: left, y: top + 4, "text-anchor": "middle", fill: colour, "font-size": 12 })
+  const text = make(layer, "text", { "font-family": area.ownerSVGElement.querySelector("text").style.fontFamily, x: left, y: top + 4, "text-anchor": "middle", fill: colour, "font-size": 12 })
   text.textContent = label
   return layer
 }

@@ -238,7 +238,8 @@ function markRun(v, node, outer) {
 function paint(v, data) {
   v.actions = new Map(Object.entries(data.actions || {})) // a block may be called constructor
   const labels = new Map(Object.entries(data.labels))
-  v.root.style.setProperty("--recompute", data.colours.recompute)
+  const colour = data.colours.recompute
+  if (v.colour !== colour) v.root.style.setProperty("--recompute", (v.colour = colour)) // it styles every row anew
   const joined = new Map()
   for (const segment of data.segments || [])
     segment.forEach((id, i) => joined.set(id, i === 0 ? "first" : i === segment.length - 1 ? "last" : "middle"))
