@@ -93,11 +93,7 @@ DRAWN = """() => {
     return [texts(".figure"), texts(".row .line"), seen, dangers]
 }"""
 """Figures, labels and sentence, as a reader sees them."""
-LINES = """() => {
-    const seen = [...document.querySelectorAll(".st-key-first .desk-line path")]
-    const styles = seen.map((line) => getComputedStyle(line))
-    return styles.filter((style) => style.visibility === "visible" && style.strokeDasharray !== "none").length
-}"""
+LINES = "() => document.querySelectorAll('.st-key-first .desk-line path[stroke-dasharray]').length"
 
 
 def test_a_click_is_answered_before_streamlit_is_told_and_the_rerun_agrees(explore: Page) -> None:

@@ -73,6 +73,8 @@ def answered(headers: dict[str, str], path: str, *, kind: str = "http", method: 
     statuses: list[int] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        signs = [value for name, value in scope["headers"] if name == server.SIGN]
+        assert signs == ([b"no"] if kind == "websocket" else []), "a window alone: the sign costs 10 ms a request"
         start = {"type": "http.response.start", "status": 200, "headers": []}
         await send(start if kind == "http" else {"type": "websocket.accept"})
 
@@ -85,7 +87,13 @@ def answered(headers: dict[str, str], path: str, *, kind: str = "http", method: 
         return {"type": "http.disconnect"}
 
     raw = [(name.encode(), value.encode()) for name, value in ({"host": HOST} | headers).items() if value]
-    scope = {"type": kind, "path": path, "query_string": b"", "headers": raw, "method": method}
+    scope = {
+        "type": kind,
+        "path": path,
+        "query_string": b"",
+        "headers": [*raw, (server.SIGN, b"yes")],
+        "method": method,
+    }
     asyncio.run(server.Visits(app)(scope, receive, send))
     return statuses[0]
 
@@ -138,20 +146,6 @@ def test_a_run_that_no_window_claims_ends(worker: FakeWorker, monkeypatch: pytes
     assert at.session_state["explore"].job.id == second.id
     timers.pop()()
     assert not second.cancelled
-
-
-def test_a_window_alone_is_signed_with_its_user() -> None:
-    """Looking the user up takes 10 ms, which each small file of a page and each answer to a click paid."""
-    signs = {}
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        signs[scope["type"]] = [value for name, value in scope["headers"] if name == server.SIGN]
-
-    for kind in ("http", "websocket"):
-        headers = [(b"host", HOST.encode()), (server.SIGN, b"yes")]
-        scope = {"type": kind, "path": "/_stcore/stream", "query_string": b"", "headers": headers, "method": "GET"}
-        asyncio.run(server.Visits(app)(scope, app, app))
-    assert signs == {"http": [], "websocket": [b"no"]}, "a sign that a browser sent is dropped"
 
 
 @pytest.mark.usefixtures("app")
