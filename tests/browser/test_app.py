@@ -79,9 +79,7 @@ def test_a_policy_is_toggled_run_compared_found_after_a_refresh_and_hidden_from_
     confirm_marks(page, re.compile(r"^4 of 4 blocks and 1 more$"))
 
 
-REST_LONG = (
-    "() => { const wait = setTimeout; setTimeout = (act, ms, ...of) => wait(act, ms === 200 ? 60000 : ms, ...of) }"
-)
+REST_LONG = "() => { const wait = setTimeout; setTimeout = (f, ms, ...of) => wait(f, ms === 200 ? 60000 : ms, ...of) }"
 DRAWN = """() => {
     const roots = [...document.querySelectorAll("*")].map((e) => e.shadowRoot).filter(Boolean)
     const texts = (selector) => roots.flatMap((root) => [...root.querySelectorAll(selector)].map((e) => e.innerText))

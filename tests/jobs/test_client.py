@@ -96,11 +96,10 @@ def test_progress_and_parts_of_the_result_arrive(worker: Worker, monkeypatch: py
     job = finish(measure(worker, "steps:20"))
     assert [done for done, _ in heard[-20:]] == list(range(20)) and job.progress.total == 20 and job._began
     assert isinstance(job.part, Measurement) and [part for _, part in heard[-20:]] == [None] + [job.result] * 19
-    news_of_first = tuple(news)
+    assert job.n_news == 1 + sum(is_news for _, is_news in news), "and of the end"
     last = finish(measure(worker, "parts")).part
     assert isinstance(last, Measurement) and last.graph is not None, "a page that looks late sees the last part alone"
     assert all(n == is_news for n, is_news in news), "a page hears of the begin, of the first count and of parts"
-    assert job.n_news == 1 + sum(is_news for _, is_news in news_of_first), "and of the end"
 
 
 def test_a_result_answers_a_job_that_waits_for_the_same_run(alone: Worker, tmp_path: Path) -> None:

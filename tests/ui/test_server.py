@@ -13,6 +13,7 @@ from starlette.requests import Request
 from explorer.ui import server
 from explorer.ui.explore import work
 from explorer.ui.session import page_job
+from explorer.ui.session.address import SAME_USER
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import App, start_only
 
@@ -86,14 +87,9 @@ def answered(headers: dict[str, str], path: str, *, kind: str = "http", method: 
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
-    raw = [(name.encode(), value.encode()) for name, value in ({"host": HOST} | headers).items() if value]
-    scope = {
-        "type": kind,
-        "path": path,
-        "query_string": b"",
-        "headers": [*raw, (server.SIGN, b"yes")],
-        "method": method,
-    }
+    sent = {"host": HOST, SAME_USER: "yes"} | headers
+    raw = [(name.encode(), value.encode()) for name, value in sent.items() if value]
+    scope = {"type": kind, "path": path, "query_string": b"", "headers": raw, "method": method}
     asyncio.run(server.Visits(app)(scope, receive, send))
     return statuses[0]
 
