@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 from msgspec.structs import replace
@@ -22,9 +22,10 @@ from explorer.plan.budget_text import check_budget
 from explorer.plan.card.cards import parse_card
 from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.memory.next_step import next_step
+from explorer.plan.names import listed
 from explorer.plan.policy import read_policy
 from explorer.plan.policy.presets import PRESETS
-from explorer.plan.recognize import argument_value, lora_of, set_pairs
+from explorer.plan.recognize import LORA_EXAMPLE, argument_value, lora_of, set_pairs
 from explorer.plan.sizes import parse_bytes
 from explorer.record.base import Record, limits
 from explorer.record.card import Card
@@ -101,6 +102,8 @@ class ConditionOptions(ModelOptions):
     def spec(self, target: str) -> RunSpec:
         """The step with everything kept. Raises BadInput for options that say nothing, or nothing together."""
         conditions = {name: getattr(self, name) for name in ("seed", "device", "autocast", "mode")}
+        if self.quantize and not self.lora:
+            raise BadInput("--quantize is about the frozen layers beside adapters.", hint=f"Add --lora. {LORA_EXAMPLE}")
         lora = lora_of(self.lora or "", self.quantize or "none") if self.lora or self.quantize else None
         return RunSpec(model=self.ref(target), frozen=tuple(self.frozen or ()), lora=lora, **conditions)
 
@@ -225,10 +228,29 @@ class KeepOptions:
     no_store: Annotated[bool, in_output("--no-store", help="Keep the run out of the store of runs.")] = False
 
 
-def recorded_step(name: str) -> Measurement | None:
-    """The step in a run file, or the step that follows a first one; None if `name` is no run file."""
+def recorded_step(name: str, options: ConditionOptions, *allowed: str) -> Measurement | None:
+    """The step in a run file, or the step that follows a first one; None if `name` is no run file.
+
+    Raises BadInput for `options` of another step than the recorded one, but for those whose fields are `allowed`.
+    """
     step = step_in(name)
-    return None if step is None else next_step(step)
+    if step is None:
+        return None
+    hints = get_type_hints(type(options), include_extras=True)
+    typed = [
+        _flag(field.name, hints[field.name].__metadata__[0])
+        for field in fields(options)
+        if field.name not in ("predict", *allowed) and getattr(options, field.name) != field.default
+    ]
+    if typed:
+        raise BadInput(f"{name} is a recorded step, and {listed(typed)} would make another one.", hint="Leave it out.")
+    return next_step(step)
+
+
+def _flag(name: str, option: Any) -> str:
+    """The flag of a field: Typer takes the first that an option names for its default."""
+    names = [text for text in (option.default, *(option.param_decls or ())) if str(text).startswith("--")]
+    return names[0].partition("/")[0] if names else f"--{name.replace('_', '-')}"
 
 
 def describe(worker: Worker, spec: RunSpec, *, without_data: bool = False) -> ModelGraph:

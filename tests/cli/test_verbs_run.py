@@ -378,6 +378,10 @@ def test_one_command_and_the_verbs_on_its_record(folder: Path, monkeypatch: pyte
         forecast = read(name, "step2.explorer", "--policy", "policy.yaml")
         assert forecast["forecast"]["step_peak_bytes"] == planned["plan"]["step_peak_bytes"]
         assert forecast["gradients"] == "not judged" and forecast["forecast"]["flop_ratio"] > 1
+    for name, option in (("measure", "--card=t4"), ("compare", "--dtype=bfloat16"), ("plan", "--accumulate=2")):
+        others = ("--policy", "all") if name != "plan" else ("--budget", "80%")
+        refused = run(name, "step2.explorer", option, *others, code=2).stderr
+        assert f"is a recorded step, and {option.partition('=')[0]} would make another one" in refused
     assert "No such command" in run("mesure", code=2).stderr and run("step2.explorer", "--html", "page.html")
     monkeypatch.setattr(run_verb, "summarize", None)
     with pytest.warns(UserWarning, match="not printed"):
@@ -425,6 +429,12 @@ def test_the_first_line_of_every_answer_names_the_batch(tmp_path: Path) -> None:
     assert text in refused.stderr and any(reasons) and all(reason in refused.stderr for reason in reasons)
     assert text in str(read("graph", model)["batch"])
     assert "made to fit with targets" in run("batch", model, "--predict", "--budget", "100KiB").stdout
+
+
+def test_options_that_an_answer_would_leave_out_are_refused() -> None:
+    for option in ("--at=2", "--worst-of=3", "--on-oom=a.explorer", "--stop"):
+        assert "about a run without --card" in run("run", "--card", "h100", option, "train.py", code=2).stderr
+    assert "Add --lora." in run("measure", "sample_models/mlp.py", "--quantize", "nf4", code=2).stderr
 
 
 DEEP = """

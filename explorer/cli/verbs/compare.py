@@ -94,7 +94,7 @@ def compare(
     if step.predict and (only.quick or only.n_probes is not None):
         raise BadInput("--predict runs nothing, so there is nothing to probe.", hint="Leave --quick and --probe out.")
     check_writable(keep.save, only.out)
-    if (recorded := recorded_step(model)) is not None:
+    if (recorded := recorded_step(model, step)) is not None:
         _answer_recorded(recorded, policy, only, output)
         return
     spec = replace(spec, n_probes=N_PROBES if only.n_probes is None else only.n_probes)

@@ -74,7 +74,7 @@ def measure(
         slices.part("pipeline", "cli.pipeline").answer_predicted(spec, policy, shape, output)
         return
     check_writable(keep.save)
-    if (recorded := recorded_step(model)) is not None:
+    if (recorded := recorded_step(model, step)) is not None:
         _answer_recorded(recorded, policy, keep, output)
         return
     spec = _spec(model, step, extra)

@@ -101,7 +101,7 @@ def plan(
     output: Output,
 ) -> None:
     """The cheapest policy under a memory budget, with a proof, confirmed by a run. Exit 1: the run missed it."""
-    if (recorded := recorded_step(model)) is not None:
+    if (recorded := recorded_step(model, step, "card", "allocator", "torch", "n_steps")) is not None:
         step = dataclasses.replace(step, predict=True)  # a record is planned on any card, and nothing is run
     spec = step.spec(model)
     wish.check(spec)

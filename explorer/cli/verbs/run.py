@@ -110,6 +110,11 @@ def run(
     path = file_of_module(script) if chosen.module else Path(script)
     request = OnCardRequest(card=card or USUAL_CARD, steps=steps, ranks=ranks, out=chosen.out, json=output.json)
     if card is not None:
+        if chosen.stop or not chosen.is_plain:
+            raise BadInput(
+                "--at, --worst-of, --on-oom and --stop are about a run without --card, which ends by itself.",
+                hint="Leave them out; --steps 4 says how many steps it takes.",
+            )
         _on_card(request, path, arguments or [])
         return
     if steps is not None or ranks is not None or (output.json and not chosen.is_plain):
