@@ -102,9 +102,9 @@ class ConditionOptions(ModelOptions):
     def spec(self, target: str) -> RunSpec:
         """The step with everything kept. Raises BadInput for options that say nothing, or nothing together."""
         conditions = {name: getattr(self, name) for name in ("seed", "device", "autocast", "mode")}
-        if self.quantize and not self.lora:
+        if self.quantize and self.lora is None:
             raise BadInput("--quantize is about the frozen layers beside adapters.", hint=f"Add --lora. {LORA_EXAMPLE}")
-        lora = lora_of(self.lora or "", self.quantize or "none") if self.lora or self.quantize else None
+        lora = None if self.lora is None else lora_of(self.lora, self.quantize or "none")
         return RunSpec(model=self.ref(target), frozen=tuple(self.frozen or ()), lora=lora, **conditions)
 
 

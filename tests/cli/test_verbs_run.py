@@ -530,6 +530,6 @@ def test_a_script_that_asks_for_a_gpu_is_answered_by_the_imaginary_card_alone(
     script.write_text("import torch\nloss = torch.ones(1, requires_grad=True).cuda().sum()\nloss.backward()\n")
     asked: list[str] = []
     monkeypatch.setattr("explorer.own_loop.on_card.check_cuda_build", lambda script: None)
-    monkeypatch.setattr(run_verb, "_on_card", lambda request, script, arguments: asked.append(request.card))
+    monkeypatch.setattr(run_verb, "_on_card", lambda request, *_: asked.append(request.card))
     assert "asks for a GPU" in run(str(script), "--card", "t4").stderr
     assert asked == ["t4"]

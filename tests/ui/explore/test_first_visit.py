@@ -108,7 +108,7 @@ def test_the_preview_is_what_the_page_draws_first(recorded: RecordedSample) -> N
     at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60).run()
     assert early is not None and early["origin"] == "recorded on another machine"
     assert (early["cells"], early["chart"]) == (strip_cells(at), drawn_before_plotly(at))
-    of_desk = {name: graph_data(at)[name] for name in ("desk", "moved", "policy")}  # a preview answers no click
+    of_desk = {name: graph_data(at)[name] for name in ("desk", "moved", "line")}  # a preview answers no click
     graph = json.loads(json.dumps(early["graph"])) | of_desk
     assert (graph, early["slider"]["labels"]) == (graph_data(at), slider(at))
     high, dark = preview({}, {"window": "1000.0"}), preview({"dark": "1"}, {"window": "broken"})

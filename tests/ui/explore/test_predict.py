@@ -130,7 +130,7 @@ def test_the_drawn_policy_is_played_by_the_button_in_place_of_run(app: App, work
     assert evidence_of(pair, worker.graph) is None, "what was played proves nothing"
     at = open_tab(at, "Cost")
     assert "no clock ran" in words(at) and not [one for one in at.dataframe if "step time" in one.value]
-    assert ["Operations", "Saved bytes"] in [list(control.options) for control in at.segmented_control]
+    assert ["FLOPs by block", "Saved bytes"] in [list(control.options) for control in at.segmented_control]
     assert NOTHING_RUNS in words(open_tab(at, "Gradients"))
 
 
