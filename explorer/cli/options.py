@@ -243,7 +243,9 @@ def recorded_step(name: str, options: ConditionOptions, *allowed: str) -> Measur
         if field.name not in ("predict", *allowed) and getattr(options, field.name) != field.default
     ]
     if typed:
-        raise BadInput(f"{name} is a recorded step, and {listed(typed)} would make another one.", hint="Leave it out.")
+        raise BadInput(
+            f"{name} is a recorded step, and {listed(typed)} would make another one.", hint="Leave that out."
+        )
     return next_step(step)
 
 

@@ -102,7 +102,8 @@ def _python(path: Path) -> Recognized:
         tree = ast.parse(read_text(source_path(str(path)), LARGEST_SOURCE))
     except (UnreadableFile, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise BadInput(f"{path} cannot be read as Python: {message_of(error)}.") from error
-    classes, functions = _module_classes(tree), _factories(tree) or _made_models(tree)
+    classes, factories = _module_classes(tree), _factories(tree)
+    functions = factories or _made_models(tree)
     member = next((name for name in (*functions, *classes) if name), "")
     if (line := _training_line(tree)) is not None:
         otherwise = f"checkpoint-explorer run {path}"
@@ -115,7 +116,7 @@ def _python(path: Path) -> Recognized:
     if member in functions:
         only = "" if others else "only "
         target = str(path) if member == "build" else f"{path}:{member}"  # `build` is found without its name
-        how = f"made by its {only}function {member}" if _factories(tree) else f"the object {member} that it makes"
+        how = f"made by its {only}function {member}" if factories else f"the object {member} that it makes"
         return _model(target, f"{path} is taken for a model, {how}.", otherwise)
     if member:
         choice = f"its class {member}, the last that no other class builds; besides: {listed(others)}"

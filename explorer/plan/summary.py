@@ -205,10 +205,14 @@ def _change(plan: Plan) -> Change:
 
 
 def _next_command(run: Measurement, name: str, changes: tuple[Change, ...]) -> str:
-    """The command that writes the policy of the largest change; without a change, the one that tries other levers."""
+    """The command that writes the policy of the largest change. Without one, the command that tries levers on a model.
+
+    A recorded step cannot be changed and played: its page is named.
+    """
     spec, peak = run.spec, run.step_peak_bytes
-    source = shlex.join([name, *_options(spec)]) if name == spec.model.target else shlex.quote(name)
-    if not changes and peak is not None and run.graph is not None:
+    is_model = name == spec.model.target
+    source = shlex.join([name, *_options(spec)]) if is_model else shlex.quote(name)
+    if is_model and not changes and peak is not None:
         budget = mib(int(LESS * peak)).replace(" ", "").replace(",", "")
         return f"checkpoint-explorer fit {source} --budget {budget}"
     if not changes:

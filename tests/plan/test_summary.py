@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from explorer.plan.memory.ledger import PLURAL
-from explorer.plan.summary import LOWERED_BY, _fixed
+from explorer.plan.summary import LOWERED_BY, _fixed, _next_command
+from explorer.record import ModelRef, RunSpec
+from tests.view.builders import measured
 
 
 @pytest.mark.parametrize("role", LOWERED_BY)
@@ -18,3 +21,9 @@ def test_the_largest_role_that_no_policy_lowers_is_named_with_what_does(role: st
 @pytest.mark.parametrize("held", [{}, {"saved activation": 10, "parameter": 9}, {"temporary": 5, "recomputed": 5}])
 def test_a_peak_that_a_policy_may_lower_has_no_such_sentence(held: dict[str, int]) -> None:
     assert _fixed(held) == ""
+
+
+@pytest.mark.parametrize(("name", "verb"), [("m.py", "fit m.py"), ("step2.explorer", "step2.explorer --html")])
+def test_levers_are_named_where_a_model_can_be_changed_and_not_of_a_record(name: str, verb: str) -> None:
+    run = msgspec.structs.replace(measured(), spec=RunSpec(model=ModelRef(target="m.py")))
+    assert _next_command(run, name, ()).startswith(f"checkpoint-explorer {verb}")

@@ -188,7 +188,7 @@ def truth_chart(run: PipelineRun) -> Chart:
 def _bars_of(run: PipelineRun) -> dict[tuple[str, str, str], list[int]]:
     """Counts by share, for the name, pattern and colour of each kind of bar that has any.
 
-    What microbatching makes different is grey: each microbatch draws its own masks, which is no fault of the split.
+    What microbatching makes different is grey: the split comes after it, and is not at fault.
     """
     kinds: dict[tuple[str, str, str], list[int]] = {}
     for verdict, pattern in PATTERNS.items():
