@@ -299,8 +299,7 @@ def combinations(rows: Iterable[LeverRow], as_is: PlayedStep) -> list[tuple[Leve
     """Sets of single levers with at most one of a group, the mildest first, then the smallest.
 
     A lever that alone saves nothing may save bytes where recompute has moved the peak, into the optimizer for example.
-    Within a group, a lever is left out if another saves as many bytes at no higher price and no worse gradients. The
-    empty set is the step as it is, which recomputing alone may bring down.
+    Within a group, a lever is left out if another saves as many bytes at no higher price and no worse gradients.
     """
     saving = [row for row in rows if row.step.needed_bytes <= as_is.needed_bytes and row.levers != (RECOMPUTE,)]
     groups: dict[str, list[LeverRow]] = {}
@@ -308,7 +307,20 @@ def combinations(rows: Iterable[LeverRow], as_is: PlayedStep) -> list[tuple[Leve
         groups.setdefault(BY_KEY[row.levers[0]].group, []).append(row)
     options = [[None, *_not_beaten(group, as_is)] for group in groups.values()]
     sets = [tuple(filter(None, chosen)) for chosen in product(*options)]
-    return sorted(sets, key=lambda chosen: (max(map(severity, chosen), default=0), len(chosen)))
+    return sorted(filter(None, sets), key=lambda chosen: (_worst(chosen), len(chosen)))
+
+
+def is_beaten(chosen: Sequence[LeverRow], fitting: Iterable[LeverRow], as_is: PlayedStep) -> bool:
+    """Whether a row that fits is as mild as the levers of `chosen` together, and costs less than they can cost.
+
+    Recompute only adds FLOPs. Levers together save no larger share of FLOPs than each saves of what the others leave.
+    """
+    least = math.prod(min(1.0, price(row.step, as_is)) for row in chosen)
+    return any(price(row.step, as_is) < least and severity(row) <= _worst(chosen) for row in fitting)
+
+
+def _worst(chosen: Iterable[LeverRow]) -> int:
+    return max(map(severity, chosen))
 
 
 def _not_beaten(group: Sequence[LeverRow], as_is: PlayedStep) -> list[LeverRow]:

@@ -60,6 +60,7 @@ from explorer.engine.state.rng import RngState, seed_everything
 from explorer.engine.watch.checkpoint_calls import lost_gradients_refused
 from explorer.engine.watch.real_bytes import RealBytes
 from explorer.errors import BadInput, ExplorerError, OutOfMemory, message_of
+from explorer.plan.card.allocator_options import OTHER_OPTIONS
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.card.torch_rules import torch_of
 from explorer.plan.policy.presets import ladder
@@ -357,12 +358,17 @@ class Session:
 
 
 def measure_without_data(
-    spec: RunSpec, report: Report = silent, step: Callable[[Trainee, OnPhase], object] = step_without_loss
+    spec: RunSpec,
+    report: Report = silent,
+    step: Callable[[Trainee, OnPhase], object] = step_without_loss,
+    *,
+    other_options: Sequence[str] = OTHER_OPTIONS,
 ) -> Measurement:
     """The predicted memory of the step of `spec`, tick by tick, without memory for the parameters.
 
     No kernel runs. If the spec names a card, CUDA's rules are played, and the record says what the card holds.
-    `step` may be another step, which may set the trainee's optimizer. Raises BadInput, ModelNotLoaded, ModelFailed.
+    `step` may be another step, which may set the trainee's optimizer. `other_options`: see `memory_on`. Raises
+    BadInput, ModelNotLoaded, ModelFailed.
     """
     if spec.device != "cpu":
         raise BadInput("A step without data is played on the CPU.", hint="Leave --device out.")
@@ -396,5 +402,6 @@ def measure_without_data(
         run = with_releases(recording.measurement(spec), watched)
         run = replace(run, graph=graph_of_conditions(spec), batch=trainee.batch_text)
     if spec.card is not None:
-        return replace(run, origin="predicted", card=memory_on(spec.card, run, first), warnings=(LEFT_OUT,))
+        memory = memory_on(spec.card, run, first, others=other_options)
+        return replace(run, origin="predicted", card=memory, warnings=(LEFT_OUT,))
     return replace(run, origin="predicted", warnings=(*ON_THE_CPU, *([CPU_AUTOCAST] * (spec.autocast != "none"))))

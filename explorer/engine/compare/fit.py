@@ -1,47 +1,33 @@
-"""Plays every lever on a step, and judges it by real steps of both programs on this machine.
+"""Plays every lever on a step, and has it judged by real steps of both programs on this machine.
 
     as it is ─▶ each lever, played without data ─▶ sets of levers, recompute planned inside ─▶ real steps, compared
-                plan/levers.py                     plan/planners                               judgement.py
+                plan/levers.py                     plan/planners                               fit_judge.py
 
-No figure of a lever is computed by a formula. compare.py judges policies of one RunSpec; here all else may differ.
+No figure of a lever is computed by a formula.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 
-import torch
 from msgspec.structs import replace
-from torch import nn
-from torch.utils._pytree import tree_map
 
 from explorer.engine.bench.measure import measure_without_data
-from explorer.engine.bench.step import Trainee, forward_backward, ignore, optimizer_step, trainee_of
-from explorer.engine.compare.judgement import judge_programs
-from explorer.engine.compare.step_program import Step, step_programs
-from explorer.engine.device.device import device_of
+from explorer.engine.compare.fit_judge import Judge, outline_of
 from explorer.engine.device.memory_limit import available_bytes
 from explorer.engine.device.without_data import without_data
-from explorer.engine.model.adapters import parts_of
 from explorer.engine.model.describe import describe
-from explorer.engine.model.equal_models import same_parameters
-from explorer.engine.model.load import load_for, takes_argument
-from explorer.engine.model.loaded import types_of
-from explorer.engine.model.loss_chunks import logits_of
-from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
-from explorer.errors import BadInput, Cancelled, ExplorerError, TimedOut, message_of
+from explorer.engine.model.load import takes_argument
+from explorer.engine.state.global_state import preserve_global_state
+from explorer.errors import BadInput, Cancelled, ExplorerError, TimedOut
 from explorer.plan import lever_text, levers
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.catalogue import default_size, sizes_of
-from explorer.plan.names import listed
 from explorer.plan.planners.confirm import confirmed, within_bytes
 from explorer.plan.planners.planner import Planner
 from explorer.plan.sizes import mib
-from explorer.plan.why.gradients import causes
 from explorer.record.base import to_msgpack
-from explorer.record.comparison import Comparison
-from explorer.record.fit import Effect, Fit, Judgement, LeftOut, LeverRow, PlayedStep
+from explorer.record.fit import Fit, Judgement, LeftOut, LeverRow, PlayedStep
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Plan, Progress, Report, silent
@@ -56,9 +42,6 @@ MOST_SETS = 12
 """Sets of levers that are played."""
 FEW = {"batch": 2, "length": 32}
 """Arguments of a batch that can be judged."""
-EFFECTS: dict[str, Effect] = {"bitwise equal": "bitwise", "rounding": "rounding", "not comparable": "not judged"}
-BY_HALVES = "Each half is computed alone: the model draws random numbers, or its loss is no mean over samples."
-NO_SIZE = "No size of the model can be run here in a few seconds."
 
 
 def fit(spec: RunSpec, budget_bytes: int | None = None, report: Report = silent) -> Fit:
@@ -110,7 +93,7 @@ class Player:
         self.run = self._played(spec)
         self.limit_bytes = levers.limit_of(self.run, spec.card, budget_bytes)
         self.spec, self.as_is = spec, self._step(self.run)
-        self.parts, _ = _outline(spec)
+        self.parts, _ = outline_of(spec)
 
     def _played(self, spec: RunSpec) -> Measurement:
         key, card = to_msgpack(spec), spec.card
@@ -119,7 +102,7 @@ class Player:
         step = to_msgpack(spec if card is None else replace(spec, card=replace(card, options="")))
         run = self._timelines.get(step)
         if run is None or card is None:
-            run = measure_without_data(spec, self._report)
+            run = measure_without_data(spec, self._report, other_options=())
         else:
             run = replace(run, spec=spec, card=memory_on(card, run, others=()))
         self._runs[key] = self._timelines[step] = run
@@ -205,13 +188,13 @@ class Player:
     def combined(self, rows: Sequence[LeverRow]) -> list[LeverRow]:
         """Rows of sets of levers that fit, recompute included; no set that holds a set that fits without recompute."""
         effects = {row.levers[0]: row.judgement.effect for row in rows}
-        fitting: list[LeverRow] = []
+        fitting = [row for row in rows if row.levers == (levers.RECOMPUTE,) and row.step.fits]
         enough: list[set[str]] = []
         for chosen in levers.combinations(rows, self.as_is)[:MOST_SETS]:
             keys = tuple(row.levers[0] for row in chosen)
-            if any(smaller <= set(keys) for smaller in enough):
+            if any(smaller <= set(keys) for smaller in enough) or levers.is_beaten(chosen, fitting, self.as_is):
                 continue
-            self._say(f"playing {' + '.join(keys) or 'the step'} with recompute")
+            self._say(f"playing {' + '.join(keys)} with recompute")
             try:
                 row = self._with_recompute(keys)
             except (Cancelled, TimedOut):
@@ -230,16 +213,6 @@ class Player:
         if not within_bytes(run, self.limit_bytes):
             run, keys = self._recomputed(run), (*keys, levers.RECOMPUTE)
         return LeverRow(levers=keys, step=self._step(run))
-
-
-def _outline(spec: RunSpec) -> tuple[levers.Parts, dict[str, str]]:
-    """What levers change of the model of `spec`, and the class of each module."""
-    with preserve_global_state(), without_data():
-        loaded = load_for(spec)
-        last, text = logits_of(loaded)
-    kinds = {name: type(module).__name__ for name, module in loaded.model.named_modules()}
-    parts = parts_of(loaded.model, has_attention=takes_argument(spec.model, levers.ATTENTION))
-    return parts._replace(last=last, logits_text=text), kinds
 
 
 def _runs_here(step: PlayedStep) -> bool:
@@ -263,113 +236,3 @@ def _smaller(model: ModelRef) -> Iterator[ModelRef]:
 
 def _attention_of(model: ModelRef) -> dict[str, object]:
     return {name: value for name, value in model.arguments.items() if name == levers.ATTENTION}
-
-
-class Judge:
-    """Real steps of a small spec as it is, and under levers."""
-
-    def __init__(self, small: RunSpec | None, report: Report) -> None:
-        self._small, self._report = small, report
-        self._parts, self._kinds = (levers.Parts(), {}) if small is None else _outline(small)
-
-    def judged(self, row: LeverRow) -> LeverRow:
-        """`row` with what comparing real steps found; why nothing was judged where they cannot run."""
-        if self._small is None:
-            return replace(row, judgement=Judgement(reason=NO_SIZE))
-        self._report(Progress(what=f"judging {lever_text.title(row)}", done=0, total=0))
-        try:
-            return replace(row, judgement=self._judgement(self._small, row))
-        except (Cancelled, TimedOut):
-            raise
-        except Exception as error:  # a user's model may raise anything in another type or form
-            return replace(row, judgement=Judgement(reason=f"The small step failed: {message_of(error)}."))
-
-    def _judgement(self, small: RunSpec, row: LeverRow) -> Judgement:
-        policy, note = row.step.spec.policy, ""
-        if levers.RECOMPUTE in row.levers:
-            units = tuple(unit for unit in policy.units if self._kinds.keys() >= set(unit.blocks))
-            if len(units) < len(policy.units):
-                note = f"The judged model has {len(units)} of the {len(policy.units)} units that are recomputed."
-            policy = replace(policy, units=units)
-            if not units:
-                return Judgement(reason=note)
-        changed = levers.under(small, row.levers, self._parts, policy)
-        if changed == small and row.levers == (levers.SEGMENTS,):
-            return Judgement(effect="bitwise", reason="The program stays as it is; only addresses change.")
-        if changed == small:
-            return Judgement(reason="The judged model has nothing that the lever changes.")
-        comparison = compare_specs(small, changed)
-        worst = comparison.worst
-        return Judgement(
-            effect=EFFECTS.get(comparison.verdict, "different"),
-            distance=None if worst is None else worst.relative_norm,
-            reason=" ".join(filter(None, (self._reason(comparison, changed), note))),
-        )
-
-    def _reason(self, comparison: Comparison, changed: RunSpec) -> str:
-        """Why the steps differ or are not comparable. Causes of a comparison ask for faults that no lever has."""
-        small = comparison.baseline.spec
-        if comparison.failure is not None:
-            return comparison.failure.sentence
-        if comparison.verdict in ("bitwise equal", "rounding", "not comparable"):
-            return comparison.not_reproducible_because
-        if changed.lora is not None or changed.frozen != small.frozen:
-            return "Other parameters are trained."
-        if changed.dtype != small.dtype:
-            return f"Parameters are rounded to {changed.dtype} before the first step."
-        if comparison.optimizer_settings:
-            name, before, after = comparison.optimizer_settings[0]
-            return f"The optimizer makes another step of the gradients: {name} is {after} instead of {before}."
-        if changed.autocast != small.autocast:
-            return f"Products are made in {changed.autocast}, which rounds more."
-        if changed.n_accumulation != small.n_accumulation:
-            kinds = dict.fromkeys(kind for kind in self._kinds.values() if "Dropout" in kind or "BatchNorm" in kind)
-            return f"Each half is computed alone, and the model has {listed([*kinds])}." if kinds else BY_HALVES
-        return next(iter(comparison.causes), "")
-
-
-class _Program:
-    """A trainee as a program of `explorer.judge`."""
-
-    def __init__(self, trainee: Trainee) -> None:
-        self._trainee = trainee
-        self.batch = trainee.inputs, trainee.targets
-
-    def step(self, model: nn.Module, batch: object) -> torch.Tensor:
-        """One step of the trainee on `batch`, in the types of the trainee or in float64; its loss."""
-        trainee = self._trainee
-        trainee.inputs, trainee.targets = tree_map(_in_type_of, batch, self.batch)
-        loss = forward_backward(trainee)
-        optimizer_step(trainee, ignore)
-        return torch.tensor(loss)
-
-
-def _in_type_of(leaf: object, like: object) -> object:
-    if not isinstance(leaf, torch.Tensor) or not isinstance(like, torch.Tensor) or leaf.dtype == torch.float64:
-        return leaf
-    return leaf.to(like.dtype)
-
-
-def compare_specs(baseline: RunSpec, candidate: RunSpec) -> Comparison:
-    """Real steps of two specs whose models begin with equal parameters, compared tensor by tensor.
-
-    Raises BadInput if the parameters differ, and the errors of the baseline.
-    """
-    specs = baseline, candidate
-    with preserve_global_state(), deterministic_kernels(), warnings.catch_warnings(action="ignore"):
-        loaded = [load_for(spec) for spec in specs]
-        names = same_parameters(*(each.model for each in loaded))
-        trainees = [trainee_of(spec, each) for spec, each in zip(specs, loaded)]
-        runs = [_run_without_readings(trainee) for trainee in trainees]
-        programs = [_Program(trainee) for trainee in trainees]
-        sides: list[tuple[Step, nn.Module]] = [(each.step, trainee.model) for each, trainee in zip(programs, trainees)]
-        with step_programs(sides, programs[0].batch, names) as (first, second):
-            comparison = judge_programs(Comparison(baseline=runs[0], candidate=runs[1]), first, second)
-        for trainee in trainees:
-            trainee.handle.undo()
-    return replace(comparison, causes=causes(comparison))
-
-
-def _run_without_readings(trainee: Trainee) -> Measurement:
-    environment = device_of(trainee.device).environment(trainee.spec.n_threads)
-    return Measurement(spec=trainee.spec, environment=environment, dtype=types_of(trainee.model))

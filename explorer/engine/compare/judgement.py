@@ -73,11 +73,13 @@ def judge_programs(
 
     if sees_imaginary_card(of.baseline.spec.device):
         return replace(of, reproducible=False, not_reproducible_because=NO_VALUES)
-    stage("baseline, for its gradients")
-    baseline.start()
-    if baseline.left_behind:
-        return replace(of, reproducible=False, not_reproducible_because=baseline.left_behind)
-    base = outcome_of(baseline, full=full)
+    if baseline.as_baseline.outcome is None:
+        stage("baseline, for its gradients")
+        baseline.start()
+        if baseline.left_behind:
+            return replace(of, reproducible=False, not_reproducible_because=baseline.left_behind)
+        baseline.as_baseline.outcome = outcome_of(baseline, full=full)
+    base = baseline.as_baseline.outcome
     of = replace(of, not_walked=_names(_not_walked(base)))
     rerun = exact = None
     unlike = frozenset[StateKey]()
@@ -110,8 +112,10 @@ def _with_evidence(
     """`of` with the evidence of further runs, and the outcome of the baseline in float64 if a bit differs."""
     (baseline, candidate), (base, cand), exact = programs, runs, None
     if not same_outcome(base, cand):
-        stage("baseline in float64: how far is it from exact?")
-        exact, because = reference(baseline, base, evaluates=not same_output(base, cand))
+        if baseline.as_baseline.reference is None:
+            stage("baseline in float64: how far is it from exact?")
+            baseline.as_baseline.reference = reference(baseline, base, evaluates=not same_output(base, cand))
+        exact, because = baseline.as_baseline.reference
         of = replace(of, reference="float64" if exact else "none", no_reference_because=because)
     return candidate.further_evidence(of, baseline, runs, exact, stage), exact
 
@@ -125,15 +129,19 @@ def _rerun(
     float64 run, which needs the types that the rerun shows. If the candidate's output in eval mode, where no policy
     acts, equals the baseline's, the output has been repeated already: the rerun need not evaluate.
     """
-    stage("baseline again: does it equal itself?")
-    baseline.start()
-    with baseline.observed():
-        rerun = outcome_of(baseline, like=base, evaluates=evaluates)
-    if not evaluates:
-        rerun.eval_output = base.eval_output
-    because, unlike = not_reproducible_because(base, rerun), unstable(base, rerun)
+    if baseline.as_baseline.rerun is None:
+        stage("baseline again: does it equal itself?")
+        baseline.start()
+        with baseline.observed():
+            rerun = outcome_of(baseline, like=base, evaluates=evaluates)
+        if not evaluates:
+            rerun.eval_output = base.eval_output
+        because = not_reproducible_because(base, rerun)
+        other = rerun if because else base  # equal outcomes need one copy
+        baseline.as_baseline.rerun = because, other, unstable(base, rerun)
+    because, rerun, unlike = baseline.as_baseline.rerun
     of = replace(of, reproducible=not because, not_reproducible_because=because, unjudged=_names(unlike))
-    return of, rerun if because else base, unlike  # equal outcomes need one copy
+    return of, rerun, unlike
 
 
 def _without_checkpoint(baseline: JudgedProgram, base: Outcome) -> Outcome | None:
@@ -224,9 +232,10 @@ def _of_outcomes(
         key for start, outcome in zip(starts, runs) for key in foreign & start.keys()
         if any(not same_state(start[key], state.get(key)) for state in outcome.states)
     }  # fmt: skip
+    own_buffers = [outcome.buffers for outcome in runs]
     if foreign:
-        for outcome in runs:
-            outcome.buffers = {key: value for key, value in outcome.buffers.items() if key not in _names(foreign)}
+        left_out = _names(foreign)
+        own_buffers = [{key: value for key, value in each.items() if key not in left_out} for each in own_buffers]
     gradients, of_inputs, later = (
         differences(GradientDiff, getattr(base, family), getattr(cand, family), yardsticks.of(family))
         for family in ("gradients", "input_gradients", "later_gradients")
@@ -234,7 +243,7 @@ def _of_outcomes(
     twice = set(map(_name_of, of.state_changes))
     nothing_rounds = all(diff.bitwise for diff in (*gradients, *of_inputs, *later))
     finer_than = yardsticks.epsilon if nothing_rounds else None
-    buffers = differences(BufferDiff, base.buffers, cand.buffers, yardsticks.of("buffers"))
+    buffers = differences(BufferDiff, own_buffers[0], own_buffers[1], yardsticks.of("buffers"))
     carried = state_differences(base, cand, yardsticks, unlike | foreign)
     parameters = parameter_differences(base, cand, yardsticks, (*gradients, *later))
     return replace(

@@ -63,10 +63,22 @@ Stage = Callable[[str], None]
 """Is told what runs next."""
 
 
+@dataclass
+class AsBaseline:
+    """Outcomes of a program as a baseline, for all candidates that are judged by it. None: has not run yet."""
+
+    outcome: Outcome | None = None
+    rerun: tuple[str, Outcome, frozenset[StateKey]] | None = None
+    """Why the program is not reproducible, its second outcome, and the state in which both differ."""
+    reference: tuple[Outcome | None, str] | None = None
+    """In float64, or the reason why there is none."""
+
+
 class JudgedProgram(Protocol):
     """A step that starts from one state in every run, between `start` and `end`."""
 
     initial_state: State
+    as_baseline: AsBaseline
     formats: set[torch.dtype]
     """Floating types of a run beside those of its gradients."""
     moved_by_backward: frozenset[StateKey]

@@ -21,7 +21,7 @@ from explorer.engine.bench.memory import FirstPeak
 from explorer.engine.bench.step import OnPhase, Trainee, autocast, forward_backward, ignore, optimizer_step, prepare
 from explorer.engine.compare.diffs import Tensors, is_floating
 from explorer.engine.compare.outcome import outcome_of, same_gradients
-from explorer.engine.compare.programs import Outcome, Outcomes, Stage
+from explorer.engine.compare.programs import AsBaseline, Outcome, Outcomes, Stage
 from explorer.engine.compare.watched import RerunWatch, StateAudit, late_reads
 from explorer.engine.device.device import device_of
 from explorer.engine.model.conditions import AUTOCAST
@@ -62,6 +62,7 @@ class SpecProgram:
         self._on_phase: OnPhase = ignore
         self.moved_by_backward = frozenset[StateKey]()
         self.formats = formats_of(spec)
+        self.as_baseline = AsBaseline()
 
     def under(self, spec: RunSpec) -> SpecProgram:
         """The program of another spec of the same model."""

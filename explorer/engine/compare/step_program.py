@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.compare.diffs import Tensors, is_floating
 from explorer.engine.compare.outcome import float64_distance, same_gradients
-from explorer.engine.compare.programs import Outcome, Outcomes, Stage
+from explorer.engine.compare.programs import AsBaseline, Outcome, Outcomes, Stage
 from explorer.engine.compare.watched import Forwards, RerunDraws, forward_difference
 from explorer.engine.model.equal_models import copy_batch, plain_buffers, plain_modules, plain_parameters
 from explorer.engine.state.bits import is_sparse_equal, laid_out_as, whole
@@ -58,6 +58,7 @@ class StepProgram:
     optimizers: dict[int, OptimizerSnapshot] = field(default_factory=dict)
     """Every optimizer of both programs that has stepped so far, by identity."""
     initial_state: State = field(default_factory=dict)
+    as_baseline: AsBaseline = field(default_factory=AsBaseline)
     formats: set[torch.dtype] = field(default_factory=set)
     """Floating types of the outputs of all modules in the observed run."""
     stepped: bool = False
@@ -268,9 +269,9 @@ def _forward_difference(*programs: StepProgram) -> ForwardDiff | None:
             return None
         forwards = Forwards(program.model)
         try:
-            program.start()
+            watched = dataclasses.replace(program).start()  # a program keeps the settings that its own run has read
             with forwards.watching():
-                program.step(program.model, program.batches["batch"])
+                watched.step(watched.model, watched.batches["batch"])
         except Exception:  # a hook may fail in a compiled or sharded model: the verdict does not need this evidence
             return None
         sides.append(forwards)

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from explorer.engine.bench.measure import measure, measure_without_data
-from explorer.engine.compare.fit import Judge, Player, compare_specs, fit
+from explorer.engine.compare.fit import Player, fit
+from explorer.engine.compare.fit_judge import Judge, SpecBaseline
 from explorer.errors import BadInput
 from explorer.plan import levers
 from explorer.plan.card.cards import capacity_bytes, parse_card
@@ -140,10 +141,11 @@ def test_dropout_and_batch_norm_do_not_survive_halving_the_batch() -> None:
 @pytest.mark.slow
 def test_the_form_of_the_optimizer_rounds_and_another_optimizer_differs() -> None:
     foreach = spec_of("mlp", optimizer_form="foreach")
-    assert compare_specs(foreach, foreach).verdict == "bitwise equal"
-    forms = [compare_specs(foreach, replace(foreach, optimizer_form=form)) for form in ("for-loop", "fused")]
+    baseline = SpecBaseline(foreach)
+    assert baseline.compared(foreach).verdict == "bitwise equal"
+    forms = [baseline.compared(replace(foreach, optimizer_form=form)) for form in ("for-loop", "fused")]
     assert {comparison.verdict for comparison in forms} <= {"bitwise equal", "rounding"}
-    other = compare_specs(foreach, replace(foreach, optimizer="sgd"))
+    other = baseline.compared(replace(foreach, optimizer="sgd"))
     assert other.verdict == "different" and all(diff.bitwise for diff in other.gradients)
 
 
