@@ -48,7 +48,7 @@ from explorer.engine.device.cuda_rules import cuda_rules
 from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import failure_in_step, without_page_faults
 from explorer.engine.device.subprocess_call import call_in_subprocess
-from explorer.engine.device.without_data import cast_buffers, without_data
+from explorer.engine.device.without_data import CPU_AUTOCAST, LEFT_OUT, ON_THE_CPU, cast_buffers, without_data
 from explorer.engine.imaginary.run import untimed
 from explorer.engine.model.conditions import torch_dtype
 from explorer.engine.model.describe import describe, describe_copy, graph_of_conditions
@@ -83,19 +83,6 @@ HOOK_MS = 0.01
 """Cost of the hooks for one call of a block, from above: a loop of empty modules showed 5 microseconds."""
 HOOKS_SHARE = 0.01
 """Share of a step that the hooks of its blocks may cost if the step's time is to count."""
-
-LEFT_OUT = (
-    "Predicted: the step was played on tensors without data. What kernels take for themselves is not in it (fused "
-    "attention, recurrent layers, convolutions)."
-)
-ON_THE_CPU = (
-    f"{LEFT_OUT[:-1]}, nor what an allocator rounds or keeps.",
-    "Predicted on the CPU's kernels: a GPU may take others, with other saved activations. Name a card to have it "
-    "played by CUDA's rules.",
-)
-CPU_AUTOCAST = (
-    "Predicted by the CPU's autocast: CUDA's lists of operators differ, and a GPU was measured to hold up to 12 % more."
-)
 
 
 class Meter:

@@ -33,6 +33,18 @@ WHOLE_MODEL = (
     "Build the whole model, and let --fsdp, --tp or --parallelize FILE.py:FUNCTION split it; or watch its own training "
     "under torchrun."
 )
+LEFT_OUT = (
+    "Predicted: the step was played on tensors without data. What kernels take for themselves is not in it (fused "
+    "attention, recurrent layers, convolutions)."
+)
+ON_THE_CPU = (
+    f"{LEFT_OUT[:-1]}, nor what an allocator rounds or keeps.",
+    "Predicted on the CPU's kernels: a GPU may take others, with other saved activations. Name a card to have it "
+    "played by CUDA's rules.",
+)
+CPU_AUTOCAST = (
+    "Predicted by the CPU's autocast: CUDA's lists of operators differ, and a GPU was measured to hold up to 12 % more."
+)
 Cast = Callable[[torch.dtype], torch.dtype]
 _active = 0
 

@@ -31,12 +31,12 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as ddp
 
-from explorer.engine.bench.measure import LEFT_OUT, ON_THE_CPU, Meter
+from explorer.engine.bench.measure import Meter
 from explorer.engine.bench.recording import recording_of
 from explorer.engine.bench.step import ignore, step_without_loss, trainee_of
 from explorer.engine.device.cuda_rules import cuda_rules
 from explorer.engine.device.device import device_of
-from explorer.engine.device.without_data import cast_buffers, fake_group, without_data
+from explorer.engine.device.without_data import LEFT_OUT, ON_THE_CPU, cast_buffers, fake_group, without_data
 from explorer.engine.model.conditions import torch_dtype
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import blaming, cast_type
