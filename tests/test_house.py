@@ -68,7 +68,7 @@ LATE = {
 # ring -> its rooms, from the one that may import all that follow to the one that imports none of them.
 # A file beside the rooms is a room of its own. Rooms that stand on one line do not import each other.
 ROOMS: dict[str, list[str]] = {
-    "engine": ["ranks", "compare", "bench", "model", "watch", "policy", "device imaginary", "state"],
+    "engine": ["ranks", "compare", "bench", "model", "watch", "policy", "device", "state", "imaginary"],
     "pipeline/engine": [
         "run torchrun_rank", "profile", "stage_bench rank", "in_process", "pass_readings", "build torch_adapter",
         "stages", "microbatches tape",
@@ -254,7 +254,7 @@ BUDGETS = {
     "view": 47130, "ui": 50153, "lab": 27080, "pipeline": 54850, "own_loop": 15023, "cli": 21586,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 52300
+TESTS_BUDGET = 52900
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 

@@ -84,7 +84,10 @@ class Judged:
         if not n:
             n_equal, n = sum(diff.bitwise for diff in comparison.parameters), len(comparison.parameters)
             what = "parameters are equal bit by bit after the steps, which leave no gradient"
-        lines = [f"{self.verdict}: {n_equal} of {n} {what}", *sides(comparison, "reference"), *self.causes]
+        evidence = f"{n_equal} of {n} {what}"
+        if not n:
+            evidence = "nothing was compared"
+        lines = [f"{self.verdict}: {evidence}", *sides(comparison, "reference"), *self.causes]
         later = {id(diff) for diff in comparison.later_gradients}
         lines += [_line(diff, is_later=id(diff) in later) for diff in self.worst[:_MOST_LINES]]
         left = len(self.worst) - _MOST_LINES
@@ -129,7 +132,8 @@ def judge_steps(
         step_programs(list(zip(steps, models)), batch, names, before_run) as (reference, judged),
     ):
         comparison = judge_programs(comparison, reference, judged)
-    if comparison.failure is None and comparison.n_gradients == 0 and not comparison.trains_in_backward:
+    is_compared = comparison.failure is None and not comparison.not_reproducible_because
+    if is_compared and comparison.n_gradients == 0 and not comparison.trains_in_backward:
         raise BadInput(
             "Neither step left a gradient in the model that it was given.",
             hint="Let each step run backward, on the model and the batch that are its arguments.",

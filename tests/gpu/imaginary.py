@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CARD = "h100"
 STEPS = "tests/engine/imaginary/test_steps.py"
 OTHERS = ("tests/engine/imaginary", "tests/plan/card/test_imaginary.py", "tests/own_loop/test_on_card.py")
-SUITE = ("memory", "limits", "verdicts", "streams", "kernels", "ranks", "forecasts")
+SUITE = ("memory", "limits", "verdicts", "streams", "kernels", "ranks", "forecasts", "page")
 PATIENCE = 10
 """By what limits of time are multiplied: a core may be shared with other work."""
 TEST_LIMIT_S = 1200

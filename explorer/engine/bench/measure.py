@@ -49,7 +49,7 @@ from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import failure_in_step, without_page_faults
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.device.without_data import CPU_AUTOCAST, LEFT_OUT, ON_THE_CPU, cast_buffers, without_data
-from explorer.engine.imaginary.run import untimed
+from explorer.engine.imaginary.run import n_timed_steps
 from explorer.engine.model.conditions import torch_dtype
 from explorer.engine.model.describe import describe, describe_copy, graph_of_conditions
 from explorer.engine.model.load import load_for
@@ -189,7 +189,7 @@ def _measure(specs: Sequence[RunSpec], report: Report, *, priced: bool, graph: b
 
 def n_reports(specs: Sequence[RunSpec]) -> int:
     """Steps that a session of `specs` reports, if it warms the clock."""
-    n_repeats = untimed(specs[0]).n_repeats
+    n_repeats = n_timed_steps(specs[0])
     return len(specs) * (N_RECORDED + n_repeats) + bool(n_repeats)
 
 
@@ -197,7 +197,8 @@ class Session:
     """Runs of one model under several policies: each is recorded, then all are timed in turns on one copy."""
 
     def __init__(self, specs: Sequence[RunSpec], loaded: Loaded, meter: Meter) -> None:
-        self._specs, self._loaded, self._meter = list(map(untimed, specs)), loaded, meter
+        self._specs, self._loaded, self._meter = specs, loaded, meter
+        self._n_repeats = n_timed_steps(specs[0])
         self._device = device_of(torch_device(specs[0]))
         self._recorded: list[Measurement] = []
         self._readings: list[Readings] = []
@@ -249,7 +250,7 @@ class Session:
         if begun is not None:
             self._go_on(begun)
         complete = [i for i, readings in enumerate(self._readings) if readings.failure is None]
-        if not complete or not self._specs[0].n_repeats:
+        if not complete or not self._n_repeats:
             return
         try:
             if begun is None:
@@ -263,7 +264,7 @@ class Session:
 
     def _go_on(self, begun: BegunSteps) -> None:
         """Adds the steps' readings and the allocator's peaks. A peak far from the recorded one is read again."""
-        self._bench, n_repeats = bench_of(begun.trainee, self._device), self._specs[0].n_repeats
+        self._bench, n_repeats = bench_of(begun.trainee, self._device), self._n_repeats
         for readings, times in zip(self._readings, begun.times):
             readings.steps += times[: n_repeats and max(1, n_repeats - N_BLOCK_ROUNDS)]
         for i, (run, peak) in enumerate(zip(self._recorded, begun.peaks)):
@@ -285,7 +286,7 @@ class Session:
         self._under_policy(i, lambda bench: bench.step(ignore))
 
     def _time(self, runs: Sequence[int]) -> None:
-        n_repeats, rides = self._specs[0].n_repeats, False
+        n_repeats, rides = self._n_repeats, False
         for round_ in range(n_repeats):
             if round_ == n_repeats - N_BLOCK_ROUNDS:
                 rides = round_ > 0 and all(map(self._hooks_are_cheap, runs))

@@ -107,7 +107,7 @@ def same_parameters(model: nn.Module, other: nn.Module) -> tuple[str, ...]:
 
 
 def _starts_alike(first: Tensor, second: Tensor) -> bool:
-    return first is second or same_bits(whole(first).detach().cpu(), whole(second).detach().cpu())
+    return first is second or same_bits(whole(first).detach(), whole(second).detach())
 
 
 def separate_copy(loaded: Loaded, *, seed: int) -> Loaded:

@@ -2,7 +2,8 @@
 
     sparse ─▶ indices, values    quantised ─▶ integers, scales    nested ─▶ values, sizes    MKLDNN ─▶ its dense copy
     wrapper subclass (DTensor: its local shard), functorch's wrapper ─▶ the tensors inside
-    meta, fake, freed, not yet made ─▶ none    the zero of forward differentiation, which has no memory ─▶ zeros
+    meta, fake, freed, not yet made, on an imaginary card ─▶ none
+    the zero of forward differentiation, which has no memory ─▶ zeros
 
 Tensors without bytes are compared by form alone. A kernel that does not know a kind of tensor may end the process, so
 each kind has its own way to its parts.
@@ -19,6 +20,8 @@ from torch import Tensor
 from torch._C import _functorch, _len_torch_dispatch_stack  # type: ignore[attr-defined]
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import _disable_current_modes
+
+from explorer.engine.imaginary.run import sees_imaginary_card
 
 _NOT_MADE = (UninitializedBuffer, UninitializedParameter)
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -149,7 +152,7 @@ def _storage(part: Tensor) -> torch.UntypedStorage | None:
 def _contents(part: Tensor) -> Iterator[Tensor]:
     if part.layout is not torch.strided:
         yield _as_integers(part.to_dense())
-    elif _has_no_bytes(part):
+    elif _has_no_bytes(part) or sees_imaginary_card(part.device.type):
         return
     elif part.is_quantized or part.is_nested:  # no kernel reads their elements: the whole memory is read
         with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]

@@ -170,7 +170,7 @@ PLURAL: dict[Role, str] = {
     "saved activation": "saved activations",
     "recomputed": "recomputed activations",
     "gradient": "gradients",
-    "unattributed": "bytes inside kernels",
+    "unattributed": "bytes of no known tensor",
     "gathered parameter": "gathered parameters",
     "reduce-scatter buffer": "reduce-scatter buffers",
     "gradient bucket": "gradient buckets",

@@ -72,11 +72,14 @@ def desk_of(state: ExploreState, drawing: Layout | None) -> Desk:
     hazards = facts.hazards if facts is not None else ()
     drawn = Drawn(policy=policy, forecast=forecast, hazards=hazards, worth=worth)
     title = next((preset_titles()[name] for name, (chosen, _) in presets.items() if chosen == policy), "")
+    sentence = freshness_line(view, answer_sentence(view, drawn, title))
+    if view.imaginary_card:
+        sentence += f" On {escape(view.imaginary_card)}: bytes of torch's allocator, no values, no times."
     return Desk(
         view=view,
         forecast=forecast,
         presets=presets,
-        sentence=freshness_line(view, answer_sentence(view, drawn, title)),
+        sentence=sentence,
         cells=cells(view, drawn),
         danger=escape(danger(hazards)),
         facts=facts,

@@ -34,6 +34,7 @@ from explorer.view.text.plan import in_words
 from explorer.view.text.runs import what_failed
 
 OPENED = "opened run"
+RECORDED = ("recorded",)
 FOLLOWS = {
     Freshness.NOTHING: {"flop_ratio": "follows", "time_ratio": "follows"},
     Freshness.BEING_TIMED: {"time_ratio": "being timed"},
@@ -149,11 +150,14 @@ def _chosen(headline: Headline, drawn: Drawn) -> Headline:
 def _cell(headline: Headline, view: View, *, was: str) -> Cell:
     """`was` is the measured figure of an earlier policy, shown dimmed."""
     compared = view.against and headline.origin and headline.key != "n_recompute"
-    origin = ", ".join(headline.origin) + (f", against {view.against}" if compared else "")
+    sources: tuple[str, ...] = headline.origin
+    if view.imaginary_card and headline.origin in (MEASURED, RECORDED):
+        sources = ("imaginary card",)
+    origin = ", ".join(sources) + (f", against {view.against}" if compared else "")
     if view.stand_in is not None and headline.origin == MEASURED:
         origin = "earlier" if view.stand_in.here else "another machine"
     origins = glossary.ORIGIN | ({"predicted": glossary.PREDICTED_ORIGIN} if view.predicted else {})
-    meaning = [headline.tooltip, *(origins[origin] for origin in headline.origin)]
+    meaning = [headline.tooltip, *(origins[source] for source in sources)]
     return Cell(
         label=headline.label,
         value=headline.value,

@@ -95,6 +95,12 @@ class View:
         return "what fitted" if self.did_not_fit else "the opened run"
 
     @property
+    def imaginary_card(self) -> str:
+        """Name of the card that the figures come from, if the card is imaginary; else empty."""
+        name = self.charted.environment.device_name if self.charted is not None else ""
+        return name if name.endswith("(imaginary)") else ""
+
+    @property
     def freshness(self) -> Freshness:
         if self.comparison is None:
             return self._freshness_of_baseline()

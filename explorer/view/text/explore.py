@@ -61,6 +61,7 @@ ORIGIN = {
     "predicted": "Computed from the measured baseline; nothing was run. Press Run to measure it.",
     "simulated": "Simulated by a model of the machine.",
     "recorded": "Recorded by the same instruments in one step of a script.",
+    "imaginary card": "Counted by torch's allocator on an imaginary card, which computes no values and has no clock.",
 }
 
 RUN = "Runs real training steps of baseline and candidate in turns, and compares every gradient (Ctrl+Enter)."

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from explorer.engine.imaginary.run import run_on
+from explorer.jobs.run_file import read
 from explorer.plan.card.cards import parse_card
+from explorer.record import Measurement
+from explorer.record.base import from_msgpack
 from tests.engine.imaginary.test_run import has_cuda_build, values_on
 
+ROOT = Path(__file__).resolve().parents[3]
 COMPARED = """
 from explorer.engine.compare.compare import compare
 from explorer.record import KEEP_ALL, ModelRef, Policy, RunSpec
@@ -144,12 +150,61 @@ if not child:
 out["child"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 recorded("after a fork", *made(3))
 """
+REFUSED = """
+import copy
+
+def backward(model, batch):
+    model(batch).square().mean().backward()
+
+model, optimizer = made(3)
+batch = torch.randn(512, 64, device="cuda")
+for name, other in (("itself", model), ("a copy", copy.deepcopy(model))):
+    judged = explorer.judge(backward, backward, model, batch, other)
+    out["judged " + name] = [judged.verdict, str(judged)]
+    try:
+        judged.require("different")
+        out["judged " + name].append("passed")
+    except AssertionError:
+        pass
+
+def refused(name, *n_rows):
+    try:
+        for n in n_rows:
+            model(torch.empty(n, 64, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    except torch.OutOfMemoryError as error:
+        counts = torch.cuda.memory_stats()
+        held = [counts[f"{kind}_bytes.all.current"] for kind in ("requested", "allocated", "reserved")]
+        out["refused " + name] = [*held, torch.cuda.mem_get_info()[0], *getattr(error, "__notes__", ())]
+
+TOO_MANY = 1 << 25
+for name, n_rows in (("first", [TOO_MANY]), ("later", [512, TOO_MANY])):
+    try:
+        with explorer.watch(model, optimizer, on_oom=os.environ["FOLDER"] + f"/{name}.explorer"):
+            refused(name, *n_rows)
+            raise torch.OutOfMemoryError  # a second error: the file of the first one stays
+    except torch.OutOfMemoryError:
+        pass
+torch.cuda.empty_cache()
+torch.cuda.reset_peak_memory_stats()
+torch.cuda.memory._record_memory_history()
+refused("in a history", 512, 512, TOO_MANY)
+peaks = torch.cuda.memory_stats()
+out["peaks"] = [peaks[f"{kind}_bytes.all.peak"] for kind in ("requested", "allocated", "reserved")]
+torch.cuda.memory._dump_snapshot(os.environ["FOLDER"] + "/history.pickle")
+"""
 
 
 @pytest.fixture(scope="module")
-def walked() -> dict[str, Any]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("refused")
+
+
+@pytest.fixture(scope="module")
+def walked(folder: Path) -> dict[str, Any]:
     """One process with two cards, as most training scripts have one process."""
-    return values_on(parse_card("h100"), WALKED, n_cards=2)
+    return values_on(parse_card("h100"), WALKED + REFUSED, n_cards=2, FOLDER=str(folder))
 
 
 STEPS = ("second of both", "first", "second", "streams", "pinned", "offload", "watch", "after a fork")
@@ -169,6 +224,56 @@ def test_a_step_of_a_training_script_holds_what_its_card_counted(name: str, walk
 @has_cuda_build
 def test_pinned_batches_and_forks_are_those_of_torch(walked: dict[str, Any]) -> None:
     assert walked["pinned batch"] is True and walked["child"] == 1
+
+
+@has_cuda_build
+@pytest.mark.parametrize("name", ["itself", "a copy"])
+def test_two_programs_without_values_are_never_called_equal(name: str, walked: dict[str, Any]) -> None:
+    verdict, text, *passed = walked[f"judged {name}"]
+    assert verdict == "not comparable" and "nothing was compared" in text and "imaginary" in text and not passed
+
+
+@has_cuda_build
+@pytest.mark.parametrize(
+    ("name", "asked", "in_first_block"), [("first", "8,589,934,592 bytes", 64), ("later", "about 8.00 GiB", 0)]
+)
+def test_the_file_of_a_refusal_holds_what_torch_held(
+    name: str, asked: str, in_first_block: int, walked: dict[str, Any], folder: Path
+) -> None:
+    """The batch has 8 GiB, the first block holds 64 GiB, and its output of 8 GiB is refused.
+
+    Step 1 is recorded, with the block of each tensor. No instrument runs in later steps.
+    """
+    requested, allocated, _, free_bytes, *notes = walked[f"refused {name}"]
+    assert len(notes) == 1 and f"asked for {asked}" in notes[0], notes
+    record = from_msgpack(read((folder / f"{name}.explorer").read_bytes()).record, Measurement)
+    assert record.failure is not None and record.failure.free_bytes and record.allocations
+    assert record.failure.asked_bytes == 8 << 30
+    assert abs(record.failure.free_bytes - free_bytes) <= 0.005 * 2**30, "torch writes GiB with two decimals"
+    assert record.held_peak_bytes == (requested if name == "first" else allocated)
+    log = record.allocations
+    large = [n for n, block in zip(log.n_bytes, log.block) if n >= 32 << 30 and log.blocks[block].startswith("0")]
+    assert sum(large) == in_first_block << 30
+
+
+@has_cuda_build
+def test_a_snapshot_that_torch_wrote_is_reported(walked: dict[str, Any], folder: Path) -> None:
+    command = [sys.executable, "-m", "explorer", "report", str(folder / "history.pickle"), "--json"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    device = json.loads(ran.stdout)["devices"][0]
+    assert [device[f"{kind}_bytes"] for kind in ("requested", "allocated", "reserved")] == walked["peaks"]
+    _, allocated, reserved, free_bytes, *_ = walked["refused in a history"]
+    (refused,) = device["refused"]
+    assert refused == {
+        "event": refused["event"], "n_bytes": 8 << 30, "allocated_bytes": allocated, "reserved_bytes": reserved,
+        "driver_free_bytes": free_bytes,
+    }  # fmt: skip
+    simulated = next(row for row in device["simulated"] if not row["options"])
+    assert [simulated["allocated_bytes"], simulated["reserved_bytes"], simulated["n_refused"]] == [
+        *walked["peaks"][1:],
+        1,
+    ]
 
 
 SIZES = ("n_layers=3", "width=64", "n_heads=2", "length=64", "vocabulary=256")

@@ -72,6 +72,23 @@ def check_verdicts_of_the_sample_models(bench: Bench) -> None:
             bench.figure(f"{sample} without a reference", comparison.no_reference_because)
 
 
+NETS = ("plain", "dropout", "batch_norm", "counter", "cache", "in_place", "shared", "temperature", "global_scale")
+NEEDS_VALUES = {"departs", "reads_late"}
+"""Traits that a second run of a block shows by another result."""
+
+
+def check_known_faults_are_those_of_the_cpu(bench: Bench) -> None:
+    """What is known of each block before any run, of nets with a fault and of nets without one."""
+    models = [ModelRef(target=f"tests/engine/trap_nets.py:{net}") for net in NETS]
+    for model in [*models, bench.model("gpt")]:
+        there, here = (describe(model, device=device).by_fqn for device in ("cpu", bench.device))
+        bench.expect(there.keys() == here.keys(), f"{model.target}: other blocks")
+        for fqn, block in here.items():
+            known, seen = set(there[fqn].traits), set(block.traits)
+            missed = known - seen - (NEEDS_VALUES if bench.is_imaginary else set())
+            bench.expect(not missed and seen <= known, f"{model.target} {fqn}: {seen}, on the CPU {known}")
+
+
 def check_noise_floor_without_deterministic_kernels(bench: Bench) -> None:
     bench.needs_values()
     torch.manual_seed(0)
