@@ -19,7 +19,8 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from explorer.engine.imaginary.run import NAME, run_on
+from explorer.engine.imaginary.run import run_on
+from explorer.engine.imaginary.seen import NAME
 from explorer.engine.imaginary.torch_build import check_cuda_build
 from explorer.errors import BadInput, message_of
 from explorer.jobs import run_file

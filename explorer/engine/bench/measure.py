@@ -49,7 +49,7 @@ from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import failure_in_step, without_page_faults
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.device.without_data import CPU_AUTOCAST, LEFT_OUT, ON_THE_CPU, cast_buffers, without_data
-from explorer.engine.imaginary.run import n_timed_steps
+from explorer.engine.imaginary.seen import sees_imaginary_card
 from explorer.engine.model.conditions import torch_dtype
 from explorer.engine.model.describe import describe, describe_copy, graph_of_conditions
 from explorer.engine.model.load import load_for
@@ -187,9 +187,14 @@ def _measure(specs: Sequence[RunSpec], report: Report, *, priced: bool, graph: b
     return session.runs
 
 
+def n_timed(spec: RunSpec) -> int:
+    """Steps of `spec` that are timed: none on an imaginary card."""
+    return 0 if sees_imaginary_card(spec.device) else spec.n_repeats
+
+
 def n_reports(specs: Sequence[RunSpec]) -> int:
     """Steps that a session of `specs` reports, if it warms the clock."""
-    n_repeats = n_timed_steps(specs[0])
+    n_repeats = n_timed(specs[0])
     return len(specs) * (N_RECORDED + n_repeats) + bool(n_repeats)
 
 
@@ -198,7 +203,7 @@ class Session:
 
     def __init__(self, specs: Sequence[RunSpec], loaded: Loaded, meter: Meter) -> None:
         self._specs, self._loaded, self._meter = specs, loaded, meter
-        self._n_repeats = n_timed_steps(specs[0])
+        self._n_repeats = n_timed(specs[0])
         self._device = device_of(torch_device(specs[0]))
         self._recorded: list[Measurement] = []
         self._readings: list[Readings] = []

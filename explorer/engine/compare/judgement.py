@@ -69,7 +69,7 @@ def judge_programs(
     `full` False leaves out rerun, float64 reference, further steps and evidence. `stage` is told what runs next.
     Errors of the baseline pass through.
     """
-    from explorer.engine.imaginary.run import sees_imaginary_card
+    from explorer.engine.imaginary.seen import sees_imaginary_card
 
     if sees_imaginary_card(of.baseline.spec.device):
         return replace(of, reproducible=False, not_reproducible_because=NO_VALUES)

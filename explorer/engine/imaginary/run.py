@@ -15,10 +15,7 @@ from explorer.engine.imaginary.build import build_stubs
 from explorer.engine.imaginary.torch_build import torch_build
 from explorer.plan.card.cards import capacity_bytes
 from explorer.record.card import Card
-from explorer.record.run import RunSpec
 
-NAME = "IMAGINARY_NAME"
-"""The variable that tells a process that it sees an imaginary card: the card's name."""
 KIB = 1 << 10
 _TABLE = """\
 7.0   96  96 2048 32
@@ -35,16 +32,6 @@ MULTIPROCESSOR = {name: tuple(map(int, figures)) for name, *figures in map(str.s
 multiprocessor. Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""
 DEFAULT_CAPABILITY, DEFAULT_MULTIPROCESSORS = "8.0", 108
 """Of a card that is known by its size only: those of an A100."""
-
-
-def sees_imaginary_card(device: str = "cuda") -> bool:
-    """Whether this process sees an imaginary card and `device` is that card: without values, without times."""
-    return device == "cuda" and NAME in os.environ
-
-
-def n_timed_steps(spec: RunSpec) -> int:
-    """Steps of `spec` that are timed: none on an imaginary card."""
-    return 0 if sees_imaginary_card(spec.device) else spec.n_repeats
 
 
 def environment(card: Card, *, n_cards: int = 1, trace: bool = False) -> dict[str, str]:

@@ -21,8 +21,6 @@ from torch._C import _functorch, _len_torch_dispatch_stack  # type: ignore[attr-
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import _disable_current_modes
 
-from explorer.engine.imaginary.run import sees_imaginary_card
-
 _NOT_MADE = (UninitializedBuffer, UninitializedParameter)
 _PLAIN = (Tensor, torch.nn.Parameter)
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -152,7 +150,7 @@ def _storage(part: Tensor) -> torch.UntypedStorage | None:
 def _contents(part: Tensor) -> Iterator[Tensor]:
     if part.layout is not torch.strided:
         yield _as_integers(part.to_dense())
-    elif _has_no_bytes(part) or sees_imaginary_card(part.device.type):
+    elif _has_no_bytes(part) or (part.is_cuda and _is_imaginary()):
         return
     elif part.is_quantized or part.is_nested:  # no kernel reads their elements: the whole memory is read
         with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
@@ -160,6 +158,12 @@ def _contents(part: Tensor) -> Iterator[Tensor]:
         yield from map(_as_integers, _beside(part))
     else:
         yield _as_integers(part)
+
+
+def _is_imaginary() -> bool:
+    from explorer.engine.imaginary.seen import sees_imaginary_card  # only for CUDA: a training loop loads few modules
+
+    return sees_imaginary_card()
 
 
 def _beside(part: Any) -> Iterator[Tensor]:

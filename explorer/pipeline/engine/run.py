@@ -31,7 +31,7 @@ from explorer.engine.compare.diffs import Tensors, Yardstick, difference, epsilo
 from explorer.engine.compare.spec_program import formats_of
 from explorer.engine.device.device import device_of
 from explorer.engine.device.memory_limit import failure_in_step
-from explorer.engine.imaginary.run import sees_imaginary_card
+from explorer.engine.imaginary.seen import sees_imaginary_card
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.state.bits import same_bits
