@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -100,19 +101,39 @@ def print_model(target: str, batch: str) -> None:
     answer_console().print(f"[bold]{escape(target)}[/]{text}")
 
 
-def print_lines(lines: Iterable[Line], console: Console | None = None) -> None:
-    """To stdout: a label and a text each. On a terminal they are as wide as it is; in a pipe no line is broken."""
-    console = console or answer_console()
-    if not console.is_terminal:
-        for label, text in lines:
-            console.print(escape(f"{label:<{_LABEL}}{text}"), soft_wrap=True)
-        return
+def print_lines(
+    lines: Iterable[Line], console: Console | None = None, styles: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """To stdout: a label and a text each. On a terminal they are as wide as it is; in a pipe no line is broken.
+
+    `styles`: the style of the lines with a label. A label that repeats the one before it is left out.
+    """
+    console, rows, last = console or answer_console(), list(lines), ""
+    width = max(_LABEL, *(len(label) + 1 for label, _ in rows), 0)
     table = Table.grid(padding=(0, 1))
-    table.add_column(min_width=_LABEL - 1, style="bold")
+    table.add_column(min_width=width - 1, style="bold")
     table.add_column(overflow="fold")
-    for label, text in lines:
-        table.add_row(label, escape(text))
-    console.print(table)
+    for label, text in rows:
+        shown = label
+        if label == last:
+            shown = ""
+        last = label
+        if console.is_terminal:
+            table.add_row(shown, escape(text), style=styles.get(label))
+        else:
+            console.print(escape(f"{shown:<{width}}{text}"), soft_wrap=True)
+    if console.is_terminal:
+        console.print(table)
+
+
+def labelled(label: str, sentences: Iterable[str]) -> list[Line]:
+    """A line for each sentence, all with the same label."""
+    return [(label, sentence) for sentence in sentences]
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """To stdout, in yellow."""
+    print_lines(labelled("Warning", warnings), styles={"Warning": "yellow"})
 
 
 def answer_forecast(step: Measurement, policy: Policy, output: Output) -> None:
@@ -126,11 +147,8 @@ def answer_forecast(step: Measurement, policy: Policy, output: Output) -> None:
 def print_card(console: Console, memory: CardMemory, whose: str = "") -> None:
     """The figures of a card, a refused request in red; `whose`: the policy in words, of two."""
     title = f"On {escape(memory.card.name)}{whose and f', {whose}'}"
-    console.print(f"\n  [bold]{title}[/]  [dim]by the rules of torch's CUDA allocator[/]\n")
-    table = Table(box=None, show_header=False, padding=(0, 2))
-    for name, value in card_rows(memory).items():
-        table.add_row(name, f"[bold red]{escape(value)}[/]" if name == "Refused" else escape(value))
-    console.print(table)
+    console.print(f"\n[bold]{title}[/]  [dim]by the rules of torch's CUDA allocator[/]")
+    print_lines(card_rows(memory).items(), console, {"Refused": "bold red"})
 
 
 def print_record(record: Comparison | Measurement) -> None:
@@ -141,21 +159,20 @@ def print_record(record: Comparison | Measurement) -> None:
     _figures(console, record, run)
     if isinstance(record, Comparison):
         if not record.is_predicted:
-            _verdict(console, record)
+            print_lines(_verdict_lines(record), console, {"Verdict": _VERDICTS[record.verdict], "Failed": "bold red"})
         if record.comparable:
             console.print(_block_table(run, record.baseline))
     elif run.failure is None:
         phase = f", in {run.peak_phase}" if run.peak_phase else ""
         origin = " Predicted: nothing was allocated or run." if run.origin == "predicted" else ""
-        console.print(f"  [dim]The peak is {mib(run.step_peak_bytes)}{phase}.{origin}[/]\n")
-        for sentence in outside_policies(run):
-            console.print(f"  {escape(sentence)}\n")
+        lines = [("Peak", f"{mib(run.step_peak_bytes)}{phase}.{origin}")]
+        print_lines([*lines, *labelled("Outside", outside_policies(run))], console)
         console.print(_block_table(run))
     else:
-        where = f" in {escape(run.failed_in)}" if run.failed_in else ""
-        console.print(f"  [bold red]Failed[/]{where}: the step has no peak, only what was held until then.\n")
-    for warning in run.warnings:
-        console.print(f"  [yellow]Warning[/]  {escape(warning)}")
+        where = run.failed_in and f" in {run.failed_in}"
+        lines = [("Failed", f"The step{where}: it has no peak, only what was held until then.")]
+        print_lines(lines, console, {"Failed": "bold red"})
+    print_warnings(run.warnings)
 
 
 def answer_step(
@@ -168,7 +185,7 @@ def answer_step(
     else:
         print_record(run)
         if counted is not None and run.card is not None:
-            answer_console().print(f"  {escape(counted_text(run.card, *counted))}")
+            print_lines([("Counted", counted_text(run.card, *counted))])
         print_worth(run, graph)
 
 
@@ -182,43 +199,34 @@ def print_ranks(ranks: RecordedRanks) -> None:
     """To stdout: the ranks side by side, the fullest one's peak, and its collectives."""
     console, run = answer_console(), ranks.fullest
     _title(console, run)
-    console.print(f"  {escape(spread_of_ranks(ranks))}")
+    print_lines([("Ranks", spread_of_ranks(ranks))])
     console.print(table_of(rank_rows(ranks)))
-    for sentence in explain_one(run):
-        console.print(f"  {escape(sentence)}")
+    print_lines(labelled("Why", explain_one(run)))
     if run.card is not None:
         print_card(console, run.card)
     if run.collectives:
-        console.print(
-            f"\n  [bold]Collectives of rank {run.rank}[/]  {mib(sent_bytes(run))} sent by the ring algorithm\n"
-        )
+        sent = f"{mib(sent_bytes(run))} sent by the ring algorithm"
+        console.print(f"\n[bold]Collectives of rank {run.rank}[/]  {sent}\n")
         console.print(table_of(collective_rows(run)))
-    for sentence in repeated(run):
-        console.print(f"  [yellow]{escape(sentence)}[/]")
-    for warning in run.warnings:
-        console.print(f"  [yellow]Warning[/]  {escape(warning)}")
+    print_warnings([*repeated(run), *run.warnings])
 
 
-def _verdict(console: Console, comparison: Comparison) -> None:
-    if not comparison.comparable:
-        failed = escape(what_failed(comparison))
-        console.print(f"  [bold red]Failed[/]   the {failed}: nothing is bought, and nothing is proven.\n")
-    colour = _VERDICTS[comparison.verdict]
-    console.print(f"  [bold]Verdict[/]  [{colour}]{comparison.verdict}[/]{_dim(compared_tensors(comparison))}\n")
+def _verdict_lines(comparison: Comparison) -> list[Line]:
+    failed = (
+        "" if comparison.comparable else f"The {what_failed(comparison)}: nothing is bought, and nothing is proven."
+    )
     worst = comparison.worst
     lines = [
+        ("Failed", "" if comparison.comparable else failed),
+        ("Verdict", f"{comparison.verdict}  {compared_tensors(comparison)}".strip()),
         ("Moved", moved_sentence(comparison) if comparison.moved_twice or comparison.late_reads else ""),
         ("Worst", "" if worst is None else f"{worst.name}: {distance_with_largest(worst)}"),
-        *(("Baseline", sentence) for sentence in sides(comparison)),
-        *(("Likely", cause) for cause in comparison.causes),
+        *labelled("Baseline", sides(comparison)),
+        *labelled("Likely", comparison.causes),
         ("Why", not_comparable_because(comparison)),
         ("Scope", scope_sentence(comparison)),
     ]
-    lines = [(word, text) for word, text in lines if text]
-    for word, text in lines:
-        console.print(f"  [bold]{word}[/]{' ' * (9 - len(word))}{escape(text)}")
-    if lines:
-        console.print()
+    return [(label, text) for label, text in lines if text]
 
 
 def _title(console: Console, run: Measurement) -> None:
@@ -246,10 +254,8 @@ def _figures(console: Console, record: Comparison | Measurement, run: Measuremen
         print_card(console, record.baseline.card, "everything kept")
     if run.card is not None:
         print_card(console, run.card, "the policy" if isinstance(record, Comparison) else "")
-    if left_out := uncounted_in_words(run):
-        console.print(f"  [yellow]{escape(left_out)}.[/]")
-    for caveat in peak_caveats(run):
-        console.print(f"  [yellow]{escape(caveat)}[/]")
+    left_out = uncounted_in_words(run)
+    print_warnings([*([f"{left_out}."] if left_out else []), *peak_caveats(run)])
     console.print()
 
 
@@ -268,10 +274,6 @@ def _block_table(run: Measurement, baseline: Measurement | None = None) -> Table
     return table_of([*rows, *rows_outside(shown, run, baseline)])
 
 
-def _dim(text: str) -> str:
-    return f"  [dim]{escape(text)}[/]" if text else ""
-
-
 def print_history(history: MemoryHistory) -> None:
     """To stdout: the peaks of each device as recorded and under other options, refusals, and what the peak holds."""
     console = answer_console()
@@ -280,10 +282,10 @@ def print_history(history: MemoryHistory) -> None:
         console.print(f"\n[bold]{escape(device.label)}[/]  [dim]{events} that move memory[/]\n")
         console.print(table_of(history_rows(device)))
         for note in history_notes(device):
-            console.print(f"  [dim]{escape(note)}[/]")
+            console.print(f"[dim]{escape(note)}[/]")
         if device.refused:
             console.print(table_of(refusal_rows(device)))
         where = f", in {run.peak_phase}" if run.peak_phase else ""
-        console.print(f"\n  The peak is {mib(run.held_peak_bytes)}{where}.\n")
+        console.print(f"\nThe peak is {mib(run.held_peak_bytes)}{where}.\n")
         for by in ("module", "source line"):
             console.print(table_of(alive_rows(run, by)))

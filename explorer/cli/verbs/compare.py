@@ -33,7 +33,7 @@ from explorer.cli.options import (
     file_on,
     recorded_step,
 )
-from explorer.cli.report import answer_forecast, document, print_record
+from explorer.cli.report import answer_forecast, document, labelled, print_lines, print_record
 from explorer.cli.worker import ask, check_writable, finish, print_or_write, run_of, worker
 from explorer.errors import BadInput, nearest
 from explorer.jobs.client import Worker
@@ -112,8 +112,7 @@ def compare(
         print_json({**document(compared), "why": list(why)})
     else:
         print_record(compared)
-        for sentence in why:
-            answer_console().print(f"  {escape(sentence)}")
+        print_lines(labelled("Why", why))
     with errors_to_stderr(output):
         if only.out is not None:
             evidence, ranks = evidence_of(compared, graph), compared.candidate.spec.ranks

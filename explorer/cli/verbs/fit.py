@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, table_of, verb
 from explorer.cli.options import Model, StepOptions, bounded, size_limit
-from explorer.cli.report import print_lines, print_model
+from explorer.cli.report import labelled, print_lines, print_model
 from explorer.cli.worker import ask, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import FindFit
@@ -96,4 +96,4 @@ def _print(console: Console, fit: Fit) -> None:
     print_lines([("Judged on", lever_text.judged_text(fit))], console)
     print_lines([("Logits", fit.logits)] if fit.logits else [], console)
     print_lines([("Left out", f"{row.lever}: {row.reason}") for row in fit.left_out], console)
-    print_lines([("Note", warning) for warning in fit.warnings], console)
+    print_lines(labelled("Note", fit.warnings), console)

@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, errors_to_stderr, print_json, say, verb
 from explorer.cli.options import Model, PolicyOut, RankStepOptions, describe, recorded_step
-from explorer.cli.report import figures, print_card, print_model, print_worth
+from explorer.cli.report import figures, labelled, print_card, print_lines, print_model, print_warnings, print_worth
 from explorer.cli.worker import check_writable, print_or_write, run_of, worker
 from explorer.errors import BadInput, InvalidPolicy
 from explorer.jobs.client import Worker
@@ -33,7 +33,7 @@ from explorer.plan.policy.file import evidence_of
 from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.not_predicted import approximate, contradiction
 from explorer.plan.sizes import parse_share
-from explorer.plan.summary import forecast_step
+from explorer.plan.summary import Line, forecast_step
 from explorer.plan.why.collectives import repeated, sent_bytes
 from explorer.plan.why.worth import sentences, worth_recomputing
 from explorer.record.base import to_plain
@@ -122,11 +122,15 @@ def plan(
         print_json({**_document(last, first, met=met), **on_ranks, "approximate": doubt, "contradiction": against})
     else:
         print_model(spec.model.target, first.batch)
-        _print(chosen, run, first, met=met)
-        _print_ranks(run, others)
+        console = answer_console()
+        console.print(f"[bold]{escape(in_words(chosen.policy))}[/]")
+        lines = [*_plan_lines(chosen, run, first, met=met), *_rank_lines(run, others)]
+        print_lines(lines, console, {"Budget": "green" if met else "bold red"})
+        if run.card is not None:
+            print_card(console, run.card)
+        of_first = first.warnings if first.origin == "predicted" else ()
+        print_warnings([*of_first, *repeated(run), *filter(None, (doubt, against))])
         print_worth(first, graph)
-        for sentence in filter(None, (doubt, against)):
-            answer_console().print(f"  [yellow]{escape(sentence)}[/]")
     with errors_to_stderr(output):
         if wish.out is not None:
             print_or_write(_policy_text(chosen, first, run, graph), wish.out)
@@ -265,35 +269,35 @@ def _document(last: Confirmation, first: Measurement, *, met: bool) -> dict[str,
     }
 
 
-def _print(chosen: Plan, run: Measurement, first: Measurement, *, met: bool) -> None:
-    console = answer_console()
-    console.print(f"[bold]{escape(in_words(chosen.policy))}[/]")
+def _plan_lines(chosen: Plan, run: Measurement, first: Measurement, *, met: bool) -> list[Line]:
+    lines = []
+    if bounds := _bounds(chosen, run):
+        lines.append(("Budget", f"{', '.join(bounds)}, {'kept' if met else 'missed'}"))
+    if chosen.time_budget is not None and chosen.cost_ratio is not None:
+        measured = _measured_ratio(run)
+        ran = "" if measured is None else f"; measured: {time_verdict(measured, chosen.time_budget)}"
+        lines.append(("Time limit", f"predicted: {time_verdict(chosen.cost_ratio, chosen.time_budget)}{ran}"))
+    origin = "predicted" if first.spec.policy.units else _origin(first)
+    lines += [
+        ("Peak", f"{mib(chosen.step_peak_bytes)} predicted, {mib(run.step_peak_bytes)} {_origin(run)}"),
+        ("Kept all", f"{mib(chosen.baseline_step_peak_bytes)} {origin}"),
+    ]
+    if chosen.cost_ratio is not None:
+        spread = "" if chosen.cost_ratio_spread is None else f" ± {percent(chosen.cost_ratio_spread)}"
+        predicted = f"{percent(chosen.cost_ratio - 1, signed=True)}{spread} predicted"
+        lines.append(("Time", f"{predicted} from {FROM[chosen.cost_unit]}{_ran(run)}"))
+    proof = f"{certificate(chosen)[0]} The proof is about the forecast; the run is what holds."
+    return [*lines, ("Certificate", proof), *labelled("Outside", outside_policies(run))]
+
+
+def _bounds(chosen: Plan, run: Measurement) -> list[str]:
+    """The budgets of the plan, on a card its capacity first."""
     card, budget_bytes = None if run.card is None else run.card.card, chosen.budget_bytes
     bounds = [] if card is None else [f"{mib(capacity_bytes(card))} for the reserved memory on {card.name}"]
     if budget_bytes is not None and (card is None or budget_bytes < capacity_bytes(card)):
         over = (run.step_peak_bytes or 0) - budget_bytes
         bounds.append(f"{mib(budget_bytes)} for the peak, {mib(abs(over))} {'over' if over > 0 else 'to spare'}")
-    if bounds:
-        word = "[green]kept[/]" if met else "[bold red]missed[/]"
-        console.print(f"  Budget       {escape(', '.join(bounds))}, {word}")
-    if chosen.time_budget is not None and chosen.cost_ratio is not None:
-        measured = _measured_ratio(run)
-        ran = "" if measured is None else f"; measured: {time_verdict(measured, chosen.time_budget)}"
-        console.print(f"  Time limit   predicted: {time_verdict(chosen.cost_ratio, chosen.time_budget)}{ran}")
-    baseline_bytes = chosen.baseline_step_peak_bytes
-    console.print(f"  Peak         {mib(chosen.step_peak_bytes)} predicted, {mib(run.step_peak_bytes)} {_origin(run)}")
-    console.print(f"  Kept all     {mib(baseline_bytes)} {'predicted' if first.spec.policy.units else _origin(first)}")
-    if chosen.cost_ratio is not None:
-        spread = "" if chosen.cost_ratio_spread is None else f" ± {percent(chosen.cost_ratio_spread)}"
-        predicted = f"{percent(chosen.cost_ratio - 1, signed=True)}{spread} predicted"
-        console.print(f"  Time         {predicted} from {FROM[chosen.cost_unit]}{_ran(run)}")
-    console.print(f"  Certificate  {certificate(chosen)[0]} The proof is about the forecast; the run is what holds.")
-    for sentence in outside_policies(run):
-        console.print(f"  Outside      {escape(sentence)}")
-    if run.card is not None:
-        print_card(console, run.card)
-    for warning in first.warnings if first.origin == "predicted" else ():
-        console.print(f"  [yellow]{escape(warning)}[/]")
+    return bounds
 
 
 def _ranks_document(run: Measurement, others: Sequence[RankOffer]) -> dict[str, object]:
@@ -312,17 +316,16 @@ def _ranks_document(run: Measurement, others: Sequence[RankOffer]) -> dict[str, 
     return {**communicated(run), "repeated": list(repeated(run)), "instead": instead}
 
 
-def _print_ranks(run: Measurement, others: Sequence[RankOffer]) -> None:
+def _rank_lines(run: Measurement, others: Sequence[RankOffer]) -> list[Line]:
     """The communication of the chosen plan, and what the other split would take."""
-    console = answer_console()
+    lines = []
     if run.spec.ranks is not None:
         moved = f"gathers {mib(run.gathered_bytes)} and sends {mib(sent_bytes(run))} a step"
-        console.print(f"  Ranks        {escape(run.spec.ranks.in_words)}; rank {run.rank} is the fullest, {moved}")
+        lines.append(("Ranks", f"{run.spec.ranks.in_words}; rank {run.rank} is the fullest, {moved}"))
     for offer in others:
         assert offer.first.spec.ranks is not None
-        console.print(f"  Instead      {escape(offer.first.spec.ranks.in_words)}: {escape(_instead(offer))}")
-    for sentence in repeated(run):
-        console.print(f"  [yellow]{escape(sentence)}[/]")
+        lines.append(("Instead", f"{offer.first.spec.ranks.in_words}: {_instead(offer)}"))
+    return lines
 
 
 def _instead(offer: RankOffer) -> str:
