@@ -22,7 +22,7 @@ from explorer.own_loop.trainers import WatchCallback
 from explorer.own_loop.watch import Watch
 from explorer.record import ModelRef, RunSpec
 from explorer.record.failure import is_out_of_memory
-from tests.own_loop.test_record_step import peak_beside_inputs
+from tests.own_loop.test_record_step import peak_of_model
 from tests.own_loop.test_watch import HUGE, MIB, opened
 
 Loop = Callable[..., nn.Module]
@@ -228,7 +228,7 @@ def test_the_peak_is_that_of_a_measured_step(loop: Loop, n_rows: int, tmp_path: 
     model = ModelRef(target=f"{__file__}:alike")
     measured = measure(RunSpec(model=model, n_accumulation=2, n_repeats=0))
     batch_bytes = n_rows * (32 * 4 + 8)
-    assert peak_beside_inputs(run.measurement) - batch_bytes == pytest.approx(peak_beside_inputs(measured), rel=1e-3)
+    assert peak_of_model(run.measurement) - batch_bytes == pytest.approx(peak_of_model(measured), rel=1e-3)
     assert run.measurement.total_flops == measured.total_flops
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import accumulate
@@ -26,7 +27,7 @@ from explorer.jobs.run_file import read
 from explorer.own_loop.record_step import RecordedRun, RecordedStep
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import why_not_predicted
-from explorer.record import ROLES, Comparison, Measurement, ModelRef, Policy, RunSpec
+from explorer.record import Comparison, Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import from_msgpack
 
 WIDTH, BATCH = 64, 256
@@ -164,19 +165,19 @@ def gpt_step(policy: Policy | None = None) -> tuple[Measurement, RecordedStep]:
 def test_peak_and_flops_are_those_of_a_measured_step(policy: Policy | None) -> None:
     measured, run = gpt_step(policy)
     recorded = run.measurement
-    assert peak_beside_inputs(recorded) == pytest.approx(peak_beside_inputs(measured), rel=1e-3)
+    assert peak_of_model(recorded) == pytest.approx(peak_of_model(measured), rel=1e-3)
     assert recorded.total_flops == measured.total_flops
     again = {cost.fqn for cost in recorded.blocks if cost.n_recompute and cost.fqn.count(".") == 1}
     assert {fqn for fqn in again if fqn.startswith("blocks.")} == set(policy.blocks if policy else ())
 
 
-def peak_beside_inputs(run: Measurement) -> int:
-    """Without what lay there as input: what others left in this process counts as that, and may go at any time."""
+def peak_of_model(run: Measurement) -> int:
+    """Without what lay there of no block: the batch, and what other tests left in this process."""
     log = run.allocations
     assert log is not None
     deltas = [0] * (log.n_ticks + 2)
-    for size, born, died, role in zip(log.n_bytes, log.born, log.died, log.role):
-        if born or ROLES[role] != "input":
+    for size, born, died, block in zip(log.n_bytes, log.born, log.died, log.block):
+        if born or log.blocks[block]:
             deltas[born] += size
             deltas[died] -= size
     return max(accumulate(deltas))
@@ -383,6 +384,34 @@ def test_a_tensor_without_one_storage_that_the_script_holds_is_an_input(layout: 
     before = inputs()
     held.append(layouts()[layout]())
     assert inputs() - before >= n_bytes(held[0]) > 0
+
+
+@pytest.mark.parametrize("beside", ["teacher", "average", "critic"])
+def test_weights_of_other_models_are_parameters_and_no_input(beside: str) -> None:
+    """No batch size lowers the bytes of a teacher, of an average of the weights, or of a critic with its optimizer."""
+    student = nn.Linear(8, 8)
+
+    def by_role(held: tuple[nn.Module, ...]) -> Counter[str]:
+        student.zero_grad()
+        with explorer.record_step(student) as run:
+            loss = student(torch.ones(4, 8)).sum()
+            for other in held if beside == "teacher" else ():
+                loss = loss + other(torch.ones(4, 32)).detach().sum()
+            loss.backward()
+        return Counter(ledger(run.measurement, 0).by_role)
+
+    gc.collect()
+    before = by_role(())
+    other = nn.Linear(32, 32).requires_grad_(beside == "critic")
+    critics = torch.optim.AdamW(other.parameters()) if beside == "critic" else None
+    if critics is not None:
+        other(torch.ones(4, 32)).sum().backward()
+        critics.step()
+    more = by_role((other,))
+    more.subtract(before)
+    n_bytes, is_trained = sum(parameter.nbytes for parameter in other.parameters()), critics is not None
+    assert (more["parameter"], more["input"]) == (n_bytes, 0)
+    assert (more["gradient"], more["optimizer state"]) == (n_bytes * is_trained, (2 * n_bytes + 2 * 4) * is_trained)
 
 
 def test_the_adjacency_of_a_graph_is_an_input_and_no_convolution_is_named() -> None:

@@ -18,9 +18,11 @@ from explorer.engine.device.allocator import peak_bytes, workspaces_alive
 from explorer.engine.device.device import Device, current_rank, device_of
 from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.state.bits import storages
+from explorer.engine.state.reachable import instances_in_memory
+from explorer.engine.state.snapshot import held_by
 from explorer.engine.watch.storages import KnownTensor, tensors_in_memory, tensors_of
 from explorer.errors import BadInput
-from explorer.record.allocations import ROLES, Allocations
+from explorer.record.allocations import ROLES, Allocations, Role
 from explorer.record.base import column
 from explorer.record.graph import RECORDED, ModelRef
 from explorer.record.measurement import Measurement
@@ -84,6 +86,21 @@ def unwatched_parameters(model: nn.Module, optimizers: Optimizers) -> list[Known
     return [KnownTensor(parameter, "parameter", "") for parameter in others.values()]
 
 
+def tensors_beside(model: nn.Module, things: Sequence[object]) -> list[KnownTensor]:
+    """Weights of other models among `things`, their gradients, and the state of their optimizers.
+
+    A teacher, a reference model, an average of the weights: no batch size lowers these bytes, so they are no input.
+    """
+    optimizers = [thing for thing in things if isinstance(thing, torch.optim.Optimizer)]
+    weights = [thing for thing in things if isinstance(thing, nn.Parameter)]
+    return [
+        *(KnownTensor(weight, "parameter", "") for weight in weights),
+        *unwatched_parameters(model, optimizers),
+        *(KnownTensor(weight.grad, "gradient", "") for weight in weights if weight.grad is not None),
+        *optimizer_tensors(model, optimizers),
+    ]
+
+
 def storage_bytes(tensors: Iterable[KnownTensor], device: torch.device) -> int:
     """Bytes of the tensors' storages on `device`, each storage once."""
     everywhere = (storage for tensor in tensors for storage in storages_of(tensor))
@@ -109,7 +126,15 @@ def memory_limit(device: Device, trainee: Trainee) -> AbstractContextManager[Non
 
 def trainee_tensors(trainee: Trainee) -> list[KnownTensor]:
     """All tensors in memory between two steps."""
-    return tensors_before_step(trainee.model, trainee.optimizer, tree_leaves((trainee.inputs, trainee.targets)))
+    batch = tree_leaves((trainee.inputs, trainee.targets))
+    objects = held_by(trainee.functions)
+    buffers = {id(buffer) for part in objects if isinstance(part, nn.Module) for buffer in part.buffers()}
+    tensors = tensors_before_step(trainee.model, trainee.optimizer, batch)
+    for part in objects:
+        if isinstance(part, torch.Tensor):
+            role: Role = "buffer" if id(part) in buffers else "input"
+            tensors.append(KnownTensor(part, "parameter" if isinstance(part, nn.Parameter) else role, ""))
+    return tensors
 
 
 def bytes_before_step(trainee: Trainee) -> int:
@@ -161,8 +186,9 @@ def memory_at_refusal(
     """
     blocks = tuple(dict(model.named_modules()))
     number = {fqn: i for i, fqn in enumerate(blocks)}
-    tensors = tensors_before_step(model, optimizers, ())
-    tensors += [KnownTensor(tensor, "unattributed", "") for tensor in tensors_in_memory()]
+    in_memory = [*tensors_in_memory(), *instances_in_memory(torch.optim.Optimizer)]
+    tensors = [*tensors_before_step(model, optimizers, ()), *tensors_beside(model, in_memory)]
+    tensors += [KnownTensor(thing, "unattributed", "") for thing in in_memory if isinstance(thing, torch.Tensor)]
     rows: dict[int, _Row] = {}
     for entry in tensors:
         for storage in storages_of(entry) if entry.tensor.device == device.torch else ():

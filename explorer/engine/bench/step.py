@@ -9,7 +9,7 @@ A forward-only run, as in inference, has neither backward nor optimizer nor grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +54,8 @@ class Trainee:
     """Why the trainee's model differs from the given model; empty if the two are equal."""
     batch_text: str = ""
     """The batch in words."""
+    functions: Sequence[object] = ()
+    """Functions that may hold weights of their own: a loss by a network that compares images."""
     output: object = None
     """What the model returned last, until the step is over; None if the spec does not hold it."""
 
@@ -99,7 +101,7 @@ def trainee_of(spec: RunSpec, loaded: Loaded, split_model: SplitModel | None = N
 
     return Trainee(
         spec, device, model, loaded.inputs, loaded.targets, loss, optimizer, handle, whole, loaded.left_behind,
-        loaded.batch_text,
+        loaded.batch_text, loaded.functions,
     )  # fmt: skip
 
 

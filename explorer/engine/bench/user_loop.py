@@ -37,6 +37,7 @@ from explorer.engine.bench.memory import (
     each_optimizer,
     storage_bytes,
     tensors_before_step,
+    tensors_beside,
     unwatched_parameters,
 )
 from explorer.engine.bench.recorded_graph import recorded_graph
@@ -49,7 +50,7 @@ from explorer.engine.state.snapshot import optimizers_of
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.engine.watch.modes import before_compiled, is_call_of_module, never_compiled
 from explorer.engine.watch.scopes import after_closure, around_backward
-from explorer.engine.watch.storages import lies_on
+from explorer.engine.watch.storages import KnownTensor, lies_on
 from explorer.engine.watch.tracker import Tracker
 from explorer.engine.watch.zero_grad import around_zero_grad
 from explorer.errors import BadInput
@@ -132,9 +133,9 @@ class LoopRecording:
             self._join(optimizer)
         self._policy = policy_of(self._model)
         # Other tensors of Python on the device than the model's and the optimizer's count as input.
+        before = [*tensors_before_step(self._model, self.optimizers, ()), *tensors_beside(self._model, in_memory)]
         here = (thing for thing in in_memory if lies_on(thing, self.device.torch))
-        outside = unwatched_parameters(self._model, self.optimizers)
-        before = [*outside, *tensors_before_step(self._model, self.optimizers, here)]
+        before += [KnownTensor(thing, "input", "") for thing in here]
         segments = segment_heads(self._policy)
         self._tracker = _LoopTracker(self._model, self.device.torch, before, segments=segments)
         self._recording = Recording(self._model, self._tracker, self.device)

@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.device.without_data import explained
+from explorer.engine.state.snapshot import held_by
 from explorer.errors import BadInput, ExplorerError, ModelFailed, ModelNotLoaded, said_by
 from explorer.plan.names import listed
 from explorer.record.failure import is_out_of_memory
@@ -58,6 +59,11 @@ class Loaded:
     def batch_text(self) -> str:
         """Types and shapes of the batch, and how it was made; empty for a step with a batch of its own."""
         return "" if isinstance(self.inputs, OwnStep) else ", ".join(filter(None, (shapes(self.inputs), self.made)))
+
+    @property
+    def functions(self) -> tuple[object, ...]:
+        """The loss function and a step of the model's own: they may hold weights too."""
+        return self.loss_function, self.inputs.function if isinstance(self.inputs, OwnStep) else None
 
     def output(self) -> object:
         """The output for the whole batch."""
@@ -101,8 +107,8 @@ def call(model: nn.Module, inputs: object) -> object:
 def move_to(loaded: Loaded, device: torch.device | str, dtype: torch.dtype | None) -> Loaded:
     """Parameters, buffers and batch on `device`. Floating tensors become `dtype`, unless `dtype` is None.
 
-    The model itself moves; changed tensors of the batch are new. Complex numbers stay complex, at the precision of
-    `dtype` if `dtype` has a complex partner.
+    The model itself moves, and every module that the loss function holds; changed tensors of the batch are new. Complex
+    numbers stay complex, at the precision of `dtype` if `dtype` has a complex partner.
     """
 
     def cast(tensor: Tensor) -> Tensor:
@@ -117,13 +123,15 @@ def move_to(loaded: Loaded, device: torch.device | str, dtype: torch.dtype | Non
             copies[id(leaf)] = cast(leaf.detach()).requires_grad_(leaf.requires_grad)
         return copies[id(leaf)]
 
-    model = loaded.model
-    tensors = [*model.parameters(), *model.buffers()]
-    if any(tensor.device != torch.device(device) for tensor in tensors):
-        model = model.to(device)
-    if any(tensor.dtype != cast_type(tensor.dtype, dtype) for tensor in tensors):
-        model._apply(cast)  # .to(dtype) would cut complex parameters down to their real part
-    return replace(loaded, model=model, inputs=tree_map(moved, loaded.inputs), targets=tree_map(moved, loaded.targets))
+    for module in (loaded.model, *held_by(loaded.functions)):
+        if not isinstance(module, nn.Module):
+            continue
+        tensors = [*module.parameters(), *module.buffers()]
+        if any(tensor.device != torch.device(device) for tensor in tensors):
+            module.to(device)
+        if any(tensor.dtype != cast_type(tensor.dtype, dtype) for tensor in tensors):
+            module._apply(cast)  # .to(dtype) would cut complex parameters down to their real part
+    return replace(loaded, inputs=tree_map(moved, loaded.inputs), targets=tree_map(moved, loaded.targets))
 
 
 def types_of(model: nn.Module) -> str:

@@ -205,6 +205,11 @@ class StepSnapshot:
         self._rng.restore()
 
 
+def held_by(functions: Iterable[object]) -> list[Any]:
+    """Every object that functions hold: bound, closed over, in a partial, or in a global that they name."""
+    return reachable(functions, _parts)
+
+
 def _parts(value: object) -> list[object]:
     """What a walk from a step enters: own objects and torch's, never those of other libraries."""
     parts: Iterable[object] = ()

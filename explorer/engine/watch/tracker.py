@@ -167,12 +167,15 @@ class Tracker(BlockWatch):
             references_of_the_last_holder()
             self.storages.tag(self._before_step)
             self.storages.n_before_step = self.storages.n_seen
-            self._before_step.clear()  # else no older storage could die
             self.with_gradient = set()
-            for name, parameter in self._model.named_parameters():
-                if parameter.requires_grad:
+            weights = {thing.tensor: "" for thing in self._before_step if thing.role == "parameter"}
+            weights |= {parameter: name for name, parameter in self._model.named_parameters()}
+            for weight, name in weights.items():
+                if isinstance(weight, torch.Tensor) and weight.is_leaf and weight.requires_grad:
                     hook = partial(self._gradient_came, name)
-                    opened.enter_context(parameter.register_post_accumulate_grad_hook(hook))
+                    opened.enter_context(weight.register_post_accumulate_grad_hook(hook))
+            weights.clear()
+            self._before_step.clear()  # else no older storage could die
             self._distributed = is_distributed()
             if self._distributed:
                 opened.enter_context(watching_resizes(self._resized))
@@ -371,6 +374,7 @@ class Tracker(BlockWatch):
         return frame.block[at], frame.line[at]
 
     def _gradient_came(self, name: str, parameter: torch.Tensor) -> None:
+        """`name` is empty for a weight of another model."""
         self.with_gradient.add(name)
         if parameter.grad is not None:
             self.storages.tag_tensor(parameter.grad, "gradient", name.rpartition(".")[0])

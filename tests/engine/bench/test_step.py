@@ -188,7 +188,7 @@ def test_a_storage_counts_once_and_only_on_its_device() -> None:
 def test_bytes_by_role_and_block_and_why_it_ended() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
     model(torch.ones(2, 3)).sum().backward()
-    kept = torch.zeros(1_000_003)  # reachable, and nobody's
+    kept, teacher = torch.zeros(1_000_003), nn.Linear(101, 103)  # reachable; the first belongs to no model
     error = OutOfMemory("No more.", asked_bytes=7)
     run = memory_at_refusal(model, None, CpuDevice(), where="train.py", error=error)
     log = run.allocations
@@ -198,6 +198,7 @@ def test_bytes_by_role_and_block_and_why_it_ended() -> None:
         for role in ("parameter", "gradient"):
             assert sum(n for one, block, n in rows if (one, block) == (role, fqn)) == 4 * n_elements
     assert ("unattributed", "", 4 * kept.numel()) in rows
+    assert ("parameter", "", 4 * teacher.weight.numel()) in rows
     assert run.failure is not None and (run.failure.kind, run.failure.asked_bytes) == ("out of memory", 7)
     assert run.step_peak_bytes is None
 
