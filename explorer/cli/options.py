@@ -32,6 +32,7 @@ from explorer.record.card import Card
 from explorer.record.files import PolicyFile, Reading
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Wish
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import N_REPEATS, Ranks, RunSpec
 
@@ -312,6 +313,11 @@ def size_limit(budget: str) -> int:
     wish = check_budget(budget)
     if not wish.budget_bytes or wish.more_time is not None:
         raise BadInput(f"The budget here is a size, and {budget!r} is none.", hint="Such as 8GiB.")
+    say_how_read(budget, wish)
+    return wish.budget_bytes
+
+
+def say_how_read(budget: str, wish: Wish) -> None:
+    """Says how --budget was read if its text leaves room for doubt."""
     if wish.understood:
         say(f"--budget {escape(budget)} is read as {escape(wish.understood)}.")
-    return wish.budget_bytes

@@ -93,7 +93,7 @@ def count_on_card(request: CountOnCard, report: Report) -> Record:
 def find_fit(request: FindFit, report: Report) -> Record:
     from explorer.engine.compare.fit import fit
 
-    return fit(request.spec, request.budget_bytes, report)
+    return fit(request.spec, request.budget, report)
 
 
 def draw_autograd(request: DrawAutograd, report: Report) -> Record:

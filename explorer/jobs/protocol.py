@@ -75,7 +75,7 @@ class FindFit(Record, tag=True):
     """-> Fit: what would make the step of `spec` fit its card or its budget, each lever played and judged."""
 
     spec: RunSpec
-    budget_bytes: Count | None = None
+    budget: str | int | None = None
 
 
 class DrawAutograd(Record, tag=True):

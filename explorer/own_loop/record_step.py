@@ -142,19 +142,13 @@ class RecordedRun:
     def fit(self, card: str | None = None, *, budget: str | None = None) -> Fit:
         """What would make this step fit a card, `h100`, or a budget, `8GiB`: policies, predicted. Prints the table.
 
-        Raises BadInput for an unknown card, and for a budget that is no size.
+        Raises BadInput for an unknown card, and for a budget that is neither a size nor a share of the peak.
         """
-        from explorer.plan.budget_text import parse_budget
         from explorer.plan.card.cards import parse_card
         from explorer.plan.lever_text import table_text
         from explorer.plan.recorded_fit import recorded_fit
 
-        run, limit_bytes = self.measurement, None
-        if budget is not None:
-            limit_bytes = parse_budget(budget, self.peak_bytes, run).budget_bytes
-            if limit_bytes is None:
-                raise BadInput(f"The budget here is a size, and {budget!r} is none.", hint="Such as 8GiB.")
-        fit = recorded_fit(run, None if card is None else parse_card(card), limit_bytes)
+        fit = recorded_fit(self.measurement, None if card is None else parse_card(card), budget)
         print(table_text(fit))
         return fit
 

@@ -9,7 +9,7 @@ import math
 
 from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.levers import BY_KEY, RECOMPUTE, price
-from explorer.plan.names import in_columns, some
+from explorer.plan.names import in_columns, outermost, some
 from explorer.plan.sizes import mib
 from explorer.record.fit import Fit, LeverRow, PlayedStep
 from explorer.record.policy import Policy
@@ -31,7 +31,7 @@ def title(row: LeverRow) -> str:
 def _title(key: str, spec: RunSpec) -> str:
     if key != RECOMPUTE:
         return BY_KEY[key].title
-    return f"recompute {some(tuple(dict.fromkeys(spec.policy.blocks))) or 'no block'}"
+    return f"recompute {some(outermost(spec.policy.blocks)) or 'no block'}"
 
 
 def row_cells(row: LeverRow, as_is: PlayedStep) -> dict[str, str]:

@@ -13,6 +13,8 @@ from typing import NamedTuple, get_args
 
 from msgspec.structs import replace
 
+from explorer.errors import BadInput
+from explorer.plan import budget_text
 from explorer.plan.card.cards import LARGEST_CARD, capacity_bytes
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.planners.confirm import within_bytes
@@ -20,6 +22,7 @@ from explorer.record.card import Card
 from explorer.record.fit import Effect, Fit, LeverRow, PlayedStep
 from explorer.record.graph import Lora
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Wish
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 
@@ -29,6 +32,7 @@ ATTENTION = "attn_implementation"
 SDPA = "sdpa"
 SEGMENTS = "expandable_segments"
 """The setting of CUDA's allocator that leaves the least memory between blocks in most steps."""
+BUDGETS = "Give a size or a share of the peak of the step as it is, such as 8GiB or 70%."
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 
 
@@ -226,6 +230,29 @@ def under(spec: RunSpec, keys: Iterable[str], parts: Parts, policy: Policy | Non
         else:
             spec = BY_KEY[key].change(spec, parts) or spec
     return spec
+
+
+def check_budget(text: str) -> Wish:
+    """How `text` is read before a step is played. Raises BadInput for what limits no memory, or time too."""
+    wish = budget_text.check_budget(text)
+    if wish.more_time is not None:
+        raise BadInput(f"fit takes a limit of memory, and {text!r} limits time.", hint=BUDGETS)
+    return wish
+
+
+def budget_bytes_of(budget: str | int | None, run: Measurement, card: Card | None) -> int | None:
+    """Bytes of a budget of the step of `run`, which keeps everything; None for the card alone, or no budget.
+
+    Raises BadInput for a budget that `fit` does not take, or that the step or its machine cannot answer.
+    """
+    if budget is None or isinstance(budget, int):
+        return budget
+    if check_budget(budget).card and card is not None:
+        return None
+    try:
+        return budget_text.parse_budget(budget, run.step_peak_bytes or 0, run).budget_bytes
+    except BadInput as error:
+        raise BadInput(error.sentence, hint=BUDGETS) from None
 
 
 def limit_of(run: Measurement, card: Card | None, budget_bytes: int | None) -> int:

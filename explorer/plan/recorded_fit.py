@@ -33,11 +33,12 @@ NOT_PLAYED = (
 class _Steps:
     """The step after a recorded one, under policies."""
 
-    def __init__(self, run: Measurement, card: Card | None, budget_bytes: int | None) -> None:
+    def __init__(self, run: Measurement, card: Card | None, budget: str | int | None) -> None:
         self.step = next_step(run)
         self._first = None if self.step is run else run
         self._card = card
-        self.limit_bytes = levers.limit_of(self.step, card, budget_bytes)
+        self.budget_bytes = levers.budget_bytes_of(budget, self.step, card)
+        self.limit_bytes = levers.limit_of(self.step, card, self.budget_bytes)
         self._forecaster = Forecaster(self.step, run.graph)
         self._played: dict[Policy, tuple[Measurement, PlayedStep]] = {}
 
@@ -59,14 +60,15 @@ class _Steps:
         return step, replace(levers.played_step(step, self.limit_bytes, first), total_flops=flops)
 
 
-def recorded_fit(run: Measurement, card: Card | None, budget_bytes: int | None = None) -> Fit:
+def recorded_fit(run: Measurement, card: Card | None, budget: str | int | None = None) -> Fit:
     """The recorded step and the policies that lower its peak, on `card` if one is given.
 
-    Raises BadInput for a step that was cut short, and options of the card that cannot be read.
+    Raises BadInput for a step that was cut short, another budget than `levers.budget_bytes_of` reads, and options of
+    the card that cannot be read.
     """
     if run.graph is None or not run.complete:
         raise BadInput("The step was cut short, so no change of it is predicted.", hint="Record a whole step.")
-    steps = _Steps(run, card, budget_bytes)
+    steps = _Steps(run, card, budget)
     _, as_is = steps.under(KEEP_ALL)
     policies = (_cheapest(steps, run.graph), *(change.policy for change in summarize(run, name="").changes))
     judgement = Judgement(reason=NOT_JUDGED)
@@ -78,7 +80,7 @@ def recorded_fit(run: Measurement, card: Card | None, budget_bytes: int | None =
     others = ", ".join(lever.title for lever in levers.LEVERS)
     return Fit(
         as_is=as_is,
-        budget_bytes=budget_bytes,
+        budget_bytes=steps.budget_bytes,
         batch=run.batch,
         rows=levers.ranked(saving, as_is),
         left_out=(LeftOut(lever=others, reason=NOT_PLAYED),),

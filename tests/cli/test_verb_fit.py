@@ -54,9 +54,12 @@ def test_a_card_adds_what_is_reserved() -> None:
     assert "no GPU is named" in run(*MLP, "--steps", "3", code=2).stderr
 
 
-def test_a_budget_that_is_no_size_and_a_step_without_backward_are_one_sentence(tiny: str) -> None:
-    for budget in ("+10% time", "60%"):
-        assert "is a size" in run("fit", tiny, "--budget", budget, code=2).stderr
+def test_a_share_is_one_of_the_peak_and_another_budget_is_one_sentence(tiny: str) -> None:
+    document = read("fit", tiny, "--budget", "99%")
+    assert document["budget_bytes"] == int(0.99 * document["as_is"]["step_peak_bytes"])
+    for budget in ("+10% time", "60%, +10% time", "device", "card", "60"):
+        said = " ".join(run("fit", tiny, "--budget", budget, code=2).stderr.split())
+        assert "Traceback" not in said and ("70%" in said or "60 bytes" in said)
     assert "Traceback" not in run("fit", "no_such_file.py", code=2).stderr
 
 

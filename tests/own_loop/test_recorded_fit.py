@@ -40,6 +40,8 @@ def test_a_card_has_the_figures_of_on_card(run: RecordedRun) -> None:
     assert fit.as_is.fits and all(row.step.needed_bytes < memory.reserved_bytes for row in fit.rows)
 
 
-def test_a_budget_that_is_no_size_is_refused(run: RecordedRun) -> None:
-    with pytest.raises(BadInput, match="is a size"):
+def test_a_share_is_one_of_the_next_step_and_time_is_refused(run: RecordedRun) -> None:
+    fit = run.fit(budget="97%")
+    assert fit.budget_bytes == int(0.97 * fit.as_is.step_peak_bytes) and not fit.as_is.fits
+    with pytest.raises(BadInput, match="limits time"):
         run.fit(budget="+10% time")

@@ -114,7 +114,7 @@ class FakeWorker:
                 job.finish(failure=self.build_failure)
             case CountOnCard(spec=spec):
                 job.finish(CardCount(spec=spec, figures=COUNTED))
-            case FindFit(spec=spec, budget_bytes=budget_bytes):
+            case FindFit(spec=spec, budget=int() | None as budget_bytes):
                 job.finish(fit_of(graphs.measured(self.graph, spec), budget_bytes))
             case FindPlans(run=run, graph=graph, wish=wish):
                 self.plan(job, (run, graph, wish))

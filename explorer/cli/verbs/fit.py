@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, table_of, verb
-from explorer.cli.options import Model, StepOptions, bounded, size_limit
+from explorer.cli.options import Model, StepOptions, bounded, say_how_read
 from explorer.cli.report import labelled, print_lines, print_model
 from explorer.cli.worker import ask, worker
 from explorer.errors import BadInput
@@ -33,7 +33,7 @@ class FitOptions:
     n_steps: Annotated[
         int | None, bounded(Card, "n_steps", "--steps", help="Steps on the card, if they do not repeat.")
     ] = None
-    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="Limit of the peak, such as 1.5GiB.")] = None
+    budget: Annotated[str | None, typer.Option(metavar="BUDGET", help="Limit of the peak: 1.5GiB, or 70%.")] = None
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Hide what does not keep gradients bitwise.")] = False
 
 
@@ -47,12 +47,13 @@ def fit(model: Model, step: StepOptions, wish: FitOptions, output: Output) -> No
         spec = replace(spec, card=card)
     elif wish.n_steps is not None:
         raise BadInput("--steps are steps on a GPU, and no GPU is named.", hint="Add --card h100, or leave it out.")
-    limit_bytes = None if wish.budget is None else size_limit(wish.budget)
+    if wish.budget is not None:
+        say_how_read(wish.budget, levers.check_budget(wish.budget))
     if (recorded := step_in(model)) is not None:
-        answer: Fit = recorded_fit(recorded, card, limit_bytes)
+        answer: Fit = recorded_fit(recorded, card, wish.budget)
     else:
         with worker() as engine:
-            answer = ask(engine, FindFit(spec=spec, budget_bytes=limit_bytes))
+            answer = ask(engine, FindFit(spec=spec, budget=wish.budget))
     shown = levers.bitwise_only(answer) if wish.bitwise else answer
     if output.json:
         print_json(_document(shown))

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, errors_to_stderr, print_json, say, verb
-from explorer.cli.options import Model, PolicyOut, RankStepOptions, describe, recorded_step
+from explorer.cli.options import Model, PolicyOut, RankStepOptions, describe, recorded_step, say_how_read
 from explorer.cli.report import figures, labelled, print_card, print_lines, print_model, print_warnings, print_worth
 from explorer.cli.worker import check_writable, print_or_write, run_of, worker
 from explorer.errors import BadInput, InvalidPolicy
@@ -80,8 +80,7 @@ class BudgetOptions:
             raise BadInput("--budget and --time both limit the time.", hint="Leave --time out.")
         if wish.card and spec.card is None:
             raise BadInput("The budget is a card, and none is named.", hint="Add --predict --card b200.")
-        if wish.understood:
-            say(f"--budget {escape(self.budget)} is read as {escape(wish.understood)}.")
+        say_how_read(self.budget, wish)
 
     def resolved(self, spec: RunSpec, keep_all_bytes: int, first: Measurement) -> Wish:
         """The wish of both options and of the card. Time alone is the least memory in this time, on a card too."""

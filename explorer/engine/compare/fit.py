@@ -44,14 +44,15 @@ FEW = {"batch": 2, "length": 32}
 """Arguments of a batch that can be judged."""
 
 
-def fit(spec: RunSpec, budget_bytes: int | None = None, report: Report = silent) -> Fit:
+def fit(spec: RunSpec, budget: str | int | None = None, report: Report = silent) -> Fit:
     """The levers on the step of `spec`: single levers, and combinations that fit where the step does not.
 
-    The limit is the lowest of the budget and the card; without both, the memory of this machine. Raises BadInput for a
-    step that is no usual training step of one process, and what loading and playing the model raise.
+    The limit is the lowest of the budget (`8GiB`, `70%` of the peak, or bytes) and the card; without both, the memory
+    of this machine. Raises BadInput for another budget and for a step that is no usual training step of one process,
+    and what loading and playing the model raise.
     """
     _refuse_other_steps(spec)
-    player = Player(spec, budget_bytes, report)
+    player = Player(spec, budget, report)
     rows, left_out = player.singles()
     small = None if not rows else player.small()
     judge = Judge(small, report)
@@ -63,7 +64,7 @@ def fit(spec: RunSpec, budget_bytes: int | None = None, report: Report = silent)
     offered = levers.undominated([judge.judged(row) for row in combined], player.as_is)
     return Fit(
         as_is=player.as_is,
-        budget_bytes=budget_bytes,
+        budget_bytes=player.budget_bytes,
         batch=player.run.batch,
         rows=levers.ranked(filter(player.saves, rows), player.as_is),
         combinations=levers.ranked(offered, player.as_is),
@@ -85,13 +86,14 @@ def _refuse_other_steps(spec: RunSpec) -> None:
 class Player:
     """Steps without data of one spec under its levers."""
 
-    def __init__(self, spec: RunSpec, budget_bytes: int | None, report: Report) -> None:
+    def __init__(self, spec: RunSpec, budget: str | int | None, report: Report) -> None:
         self._report = report
         self._runs: dict[bytes, Measurement] = {}
         self._timelines: dict[bytes, Measurement] = {}
         """Runs by their step without settings of the allocator, which leave the timeline as it is."""
         self.run = self._played(spec)
-        self.limit_bytes = levers.limit_of(self.run, spec.card, budget_bytes)
+        self.budget_bytes = levers.budget_bytes_of(budget, self.run, spec.card)
+        self.limit_bytes = levers.limit_of(self.run, spec.card, self.budget_bytes)
         self.spec, self.as_is = spec, self._step(self.run)
         self.parts, _ = outline_of(spec)
 

@@ -22,6 +22,7 @@ INTRO = (
     "LoRA, recompute. Gradients are judged by two real steps on this machine. The limit is the typed budget, the card, "
     "or this machine."
 )
+TIME = f"The typed budget limits time, and no lever is timed. {levers.BUDGETS}"
 RECORDED = (
     "The levers change the model, and the model of a recorded step is in its script. `run.fit()` there, or "
     "`checkpoint-explorer fit` with the run's file, says which policies make it fit."
@@ -35,12 +36,14 @@ def fit_panel(state: ExploreState) -> None:
         st.caption(RECORDED)
         return
     budget_bytes = None if wish is None else wish.budget_bytes
-    st.caption(INTRO)
+    limits_time = wish is not None and wish.more_time is not None
+    st.caption(f"{INTRO} {TIME}" if limits_time else INTRO)
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="fit_row"):
         st.button(
-            "Play levers", icon=":material/tune:", key="find_fit", disabled=state.job.id is not None,
+            "Play levers", icon=":material/tune:", key="find_fit",
+            disabled=limits_time or state.job.id is not None,
             help="Takes from seconds to a minute. Progress and Cancel are at the bottom.",
-            on_click=page_job.start, args=(state.job, FindFit(spec=spec, budget_bytes=budget_bytes)),
+            on_click=page_job.start, args=(state.job, FindFit(spec=spec, budget=budget_bytes)),
         )  # fmt: skip
         bitwise = st.toggle("Bitwise only", key="fit_bitwise", help="Hides levers that change gradients by any bit.")
     fit: Fit | None = work.result(state, "fit")

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import FindFit
+from explorer.record.plan import Wish
 from explorer.ui.explore.fitting import VIEW
 from explorer.view.text.explore import Freshness
 from tests.ui.fake_worker import FakeWorker
@@ -29,12 +30,21 @@ def test_a_press_plays_levers_and_each_row_has_its_line(at: AppTest, worker: Fak
     assert not worker.of(FindFit) and not levers_shown(at), "nothing is played without a press"
     at = press(at, "find_fit")
     (job,) = worker.of(FindFit)
-    assert job.request.spec == at.session_state["draft"].spec and job.request.budget_bytes is None
+    assert job.request.spec == at.session_state["draft"].spec and job.request.budget is None
     assert len(levers_shown(at)) == 2 and "It saves nothing here." in texts(at)
     assert at.code[0].value.startswith("explorer.apply_policy(model, ")
     at = settle(at.selectbox(key="fit_lever").select("SGD instead of AdamW").run())
     assert at.code[0].value == "optimizer = torch.optim.SGD(model.parameters(), lr=lr)"
     assert "Another optimizer." in texts(at) and "two real steps" in texts(at)
+
+
+def test_a_budget_of_time_is_refused_and_one_of_memory_is_asked(at: AppTest, worker: FakeWorker) -> None:
+    at.session_state["explore"].budget.wish = Wish(budget_bytes=10**9, more_time=0.1)
+    at = settle(at.run())
+    assert at.button(key="find_fit").disabled and "no lever is timed" in texts(at)
+    at.session_state["explore"].budget.wish = Wish(budget_bytes=10**9)
+    at = press(settle(at.run()), "find_fit")
+    assert worker.of(FindFit)[0].request.budget == 10**9
 
 
 def test_the_switch_hides_what_is_not_bitwise(at: AppTest) -> None:
