@@ -48,8 +48,8 @@ def fit(spec: RunSpec, budget: str | int | None = None, report: Report = silent)
     """The levers on the step of `spec`: single levers, and combinations that fit where the step does not.
 
     The limit is the lowest of the budget (`8GiB`, `70%` of the peak, or bytes) and the card; without both, the memory
-    of this machine. Raises BadInput for another budget and for a step that is no usual training step of one process,
-    and what loading and playing the model raise.
+    of this machine. Raises BadInput for another budget, and for a step that is no usual training step of one process;
+    else what loading and playing the model raise.
     """
     _refuse_other_steps(spec)
     player = Player(spec, budget, report)
