@@ -10,6 +10,7 @@ import streamlit as st
 from explorer.jobs.protocol import FindFit
 from explorer.plan import lever_text, levers
 from explorer.record.fit import Fit
+from explorer.record.plan import Wish
 from explorer.ui.explore import work
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import page_job
@@ -35,9 +36,11 @@ def fit_panel(state: ExploreState) -> None:
     if spec.model.is_recorded:
         st.caption(RECORDED)
         return
-    budget_bytes = None if wish is None else wish.budget_bytes
-    limits_time = wish is not None and wish.more_time is not None
-    st.caption(f"{INTRO} {TIME}" if limits_time else INTRO)
+    wish = wish or Wish()
+    budget_bytes, limits_time = wish.budget_bytes, wish.more_time is not None
+    st.caption(INTRO)
+    if limits_time:
+        st.caption(TIME)
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="fit_row"):
         st.button(
             "Play levers", icon=":material/tune:", key="find_fit",
