@@ -78,6 +78,26 @@ class Calls(Record):
     """Index into `Allocations.lines`, of the code that calls the model; 0 for blocks inside; empty: not recorded."""
 
 
+class Saves(Record):
+    """Tensors that autograd saves in a step that keeps everything, one a row.
+
+    Ticks and entries are those of Allocations. Autograd saves, reads and releases a tensor after the event of the tick;
+    n_ticks + 1: not in the step.
+    """
+
+    entry: Column = field(default_factory=column)
+    block: Column = field(default_factory=column)
+    """Index into `Allocations.blocks`, of the innermost block whose forward saves the tensor."""
+    view: Column = field(default_factory=column)
+    """A number that equal views of one tensor share."""
+    n_bytes: Column = field(default_factory=column)
+    """Bytes of the view, without dimensions that are expanded."""
+    saved_tick: Column = field(default_factory=column)
+    read_tick: Column = field(default_factory=column)
+    released_tick: Column = field(default_factory=column)
+    """When autograd lets go of the tensor."""
+
+
 class Allocations(Record):
     """Every allocation alive during the step, one entry a column; the chart and every headline come from here.
 
@@ -116,6 +136,8 @@ class Allocations(Record):
     An allocation of backward has the line whose forward made the autograd node."""
     lines: tuple[str, ...] = ()
     """`loss (train.py:41)`, function and line of the user's code; the empty string: unknown, or a block owns it."""
+    saves: Saves = field(default_factory=Saves)
+    """Empty: not recorded."""
 
     @cached_property
     def held_bytes(self) -> Column:

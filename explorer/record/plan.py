@@ -31,6 +31,10 @@ class Forecast(Record):
     """The part of `time_ratio` that is overhead of torch.utils.checkpoint per call."""
     freed_bytes: dict[str, int] = {}
     """Bytes that each recomputed block no longer saves, by block."""
+    host_peak_bytes: int | None = None
+    """Most bytes that offloaded tensors hold on the host; None: nothing is offloaded."""
+    moved_bytes: int | None = None
+    """Bytes that cross between device and host in a step, both ways; None: nothing is offloaded."""
 
 
 class Price(Record):
@@ -60,6 +64,8 @@ class Price(Record):
 
 
 CostUnit = Literal["ms", "FLOPs"]
+PCIE_4 = 31.5e9
+"""Bytes a second that PCIe 4.0 x16 carries one way: 16 lanes of 16 GT/s, 128 of 130 bits data (PCI-SIG)."""
 Bounded = Literal["requested", "reserved"]
 _FLAT = ", nothing inside a segment"
 
@@ -82,6 +88,8 @@ class Certificate(Record):
     """Number of candidates with several blocks."""
     n_keeping: int = 0
     """Number of candidates that keep the results of some operators."""
+    n_offloading: int = 0
+    """Number of candidates that are offloaded."""
     longest_segment: int = 0
     """Blocks of the longest segment; 0: written before this was counted."""
     inside_segments: bool = True
@@ -94,7 +102,7 @@ class Certificate(Record):
     @property
     def scope(self) -> str:
         """`1 module and 496 segments of up to 32 blocks, at most one inside another`: what could be chosen."""
-        n_modules = self.n_candidates - self.n_segments - self.n_keeping
+        n_modules = self.n_candidates - self.n_segments - self.n_keeping - self.n_offloading
         longest = self.longest_segment
         lengths = "up to" if self.n_segments >= longest * (longest - 1) // 2 else "some lengths up to"
         length = f" of {lengths} {longest} blocks" if longest else ""
@@ -102,6 +110,7 @@ class Certificate(Record):
             *([_count(n_modules, "module")] if n_modules or not self.n_candidates else []),
             *([f"{_count(self.n_segments, 'segment')}{length}"] if self.n_segments else []),
             *([f"{_count(self.n_keeping, 'way')} to keep results"] if self.n_keeping else []),
+            *([f"{_count(self.n_offloading, 'block')} to offload"] if self.n_offloading else []),
         ]
         among = " and ".join(filter(None, (", ".join(counted[:-1]), counted[-1])))
         nested = ", at most one inside another" if n_modules > 1 else ""
@@ -150,11 +159,29 @@ class Plan(Record):
     The proof is about requested bytes in either case."""
     time_budget: float | None = None
     """Limit of the extra step time as a share; None: no limit."""
+    host_peak_bytes: int | None = None
+    """As of the Forecast, and so is the next."""
+    moved_bytes: int | None = None
+    host_bandwidth: float = 0.0
+    """Bytes a second between device and host; 0: offload was not asked for."""
+    recompute_in_interval: tuple[str, ...] = ()
+    """Offloaded blocks that could be recomputed in the time that their copies may take."""
+
+    @property
+    def copies_ms(self) -> float:
+        """Milliseconds of all copies of a step. They cost this if none runs beside the step, and nothing if all do."""
+        return 1e3 * (self.moved_bytes or 0) / (self.host_bandwidth or math.inf)
 
     @property
     def cost_ratio(self) -> float | None:
-        """The step under the plan over the step without recompute."""
+        """The step under the plan over the step without recompute; no copy of an offloaded block runs beside it."""
         return 1 + self.extra_cost / self.step_cost if self.step_cost else None
+
+    @property
+    def least_cost_ratio(self) -> float:
+        """As `cost_ratio`, if all copies run beside the step."""
+        copies_cost = self.copies_ms * (self.cost_unit == "ms")
+        return 1 + (self.extra_cost - copies_cost) / (self.step_cost or math.inf)
 
     @property
     def proven(self) -> bool:

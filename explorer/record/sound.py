@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from explorer import slices
-from explorer.record.allocations import ROLES, Allocations
+from explorer.record.allocations import ROLES, Allocations, Saves
 from explorer.record.base import Column, Record
 from explorer.record.comparison import Comparison
 from explorer.record.graph import INPUT, ModelGraph
@@ -102,6 +102,9 @@ def _columns(log: Allocations) -> Iterator[str]:
         "calls.n_outputs": (log.calls.n_outputs, len(log.calls.block), len(log.calls.entries)),
         "calls.entries": (log.calls.entries, sum(log.calls.n_inputs) + sum(log.calls.n_outputs), n_rows - 1),
     }
+    mosts = (n_rows - 1, len(log.blocks) - 1, len(log.saves.entry), MOST_BYTES, end, end, end)
+    for name, most in zip(Saves.__struct_fields__, mosts):
+        columns[f"saves.{name}"] = (getattr(log.saves, name), len(log.saves.entry), most)
     for name, (column, length, most) in columns.items():
         if fault := misfit(column, length, most):
             yield f"{name} {fault}"

@@ -7,6 +7,7 @@ With `--predict --ranks 64 --fsdp` the plan is that of the fullest rank, and the
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
@@ -41,11 +42,11 @@ from explorer.record.card import Card
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
-from explorer.record.plan import CostUnit, Plan, Wish
+from explorer.record.plan import PCIE_4, CostUnit, Plan, Wish
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib, percent
-from explorer.view.text.plan import certificate, in_words, time_verdict
+from explorer.view.text.plan import certificate, host_sentences, in_words, time_verdict
 from explorer.view.text.runs import did_not_fit
 
 FROM: dict[CostUnit, str] = {"ms": "measured times", "FLOPs": "counted FLOPs"}
@@ -63,6 +64,10 @@ class BudgetOptions:
         ),
     ] = None
     time: Annotated[str | None, typer.Option(metavar="SHARE", help="+10%: the least memory in this time.")] = None
+    offload: Annotated[bool, typer.Option("--offload", help="Blocks may also wait on the host, in its memory.")] = False
+    host_bandwidth: Annotated[
+        str, typer.Option(metavar="RATE", help="Between device and host, such as 25GB/s (10^9 bytes a second).")
+    ] = f"{PCIE_4 / 1e9:g}GB/s"
     out: PolicyOut = None
 
     def check(self, spec: RunSpec) -> None:
@@ -81,6 +86,18 @@ class BudgetOptions:
         if wish.card and spec.card is None:
             raise BadInput("The budget is a card, and none is named.", hint="Add --predict --card b200.")
         say_how_read(self.budget, wish)
+
+    @property
+    def bytes_a_second(self) -> float:
+        """The bandwidth between device and host; 0 without --offload. Raises BadInput."""
+        rate = self.host_bandwidth.removesuffix("/s").removesuffix("GB")
+        try:
+            gigabytes = float(rate)
+        except ValueError:
+            gigabytes = 0.0
+        if not 0 < gigabytes < math.inf:
+            raise BadInput(f"--host-bandwidth {self.host_bandwidth} is no rate.", hint="Write 25GB/s, for example.")
+        return 1e9 * gigabytes * self.offload
 
     def resolved(self, spec: RunSpec, keep_all_bytes: int, first: Measurement) -> Wish:
         """The wish of both options and of the card. Time alone is the least memory in this time, on a card too."""
@@ -106,6 +123,8 @@ def plan(
     wish.check(spec)
     if spec.ranks is not None and (recorded is not None or not step.predict):
         raise BadInput("A plan for ranks is made of a model's prediction.", hint="Name a model, and add --predict.")
+    if wish.bytes_a_second and (spec.ranks is not None or recorded is not None):
+        raise BadInput("Offload is planned for a model in one process.", hint="Leave --offload out, or name a model.")
     check_writable(wish.out)
     others: list[RankOffer] = []
     if recorded is not None:
@@ -147,7 +166,10 @@ def _planned(
         if spec.ranks is not None:
             return _on_ranks(engine, spec, graph, wish, step.reshard)
         first = _first_run(engine, spec, graph, predict=step.predict)
-        last = _confirmed(engine, first, Planner(first, graph), _solve(wish, spec, first), predict=step.predict)
+        planner = Planner(first, graph)
+        if wish.bytes_a_second:
+            planner = planner.with_offload(wish.bytes_a_second)
+        last = _confirmed(engine, first, planner, _solve(wish, spec, first), predict=step.predict)
         return first, last, []
 
 
@@ -283,9 +305,11 @@ def _plan_lines(chosen: Plan, run: Measurement, first: Measurement, *, met: bool
     ]
     if chosen.cost_ratio is not None:
         spread = "" if chosen.cost_ratio_spread is None else f" ± {percent(chosen.cost_ratio_spread)}"
-        predicted = f"{percent(chosen.cost_ratio - 1, signed=True)}{spread} predicted"
+        least = f"{percent(chosen.least_cost_ratio - 1, signed=True)} to " * bool(chosen.copies_ms)
+        predicted = f"{least}{percent(chosen.cost_ratio - 1, signed=True)}{spread} predicted"
         lines.append(("Time", f"{predicted} from {FROM[chosen.cost_unit]}{_ran(run)}"))
     proof = f"{certificate(chosen)[0]} The proof is about the forecast; the run is what holds."
+    lines += labelled("Host", host_sentences(chosen, run))
     return [*lines, ("Certificate", proof), *labelled("Outside", outside_policies(run))]
 
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -45,10 +45,13 @@ from explorer.engine.model.loaded import call
 from explorer.engine.state.rng import RngState
 from explorer.engine.watch.storages import NONE
 from explorer.engine.watch.tracker import BACKWARD, FORWARD, RECOMPUTE, Tracker
-from explorer.record.allocations import FIXED_ROLES, PHASES, ROLES, Allocations, PhaseSpan
+from explorer.record.allocations import FIXED_ROLES, PHASES, ROLES, Allocations, PhaseSpan, Saves
 from explorer.record.base import Column
 from explorer.record.measurement import AllocatorPeaks, MeasuredBlock, Measurement
 from explorer.record.policy import Policy
+
+if TYPE_CHECKING:
+    from explorer.engine.watch.saved_tensors import SavedTensors
 
 UNATTRIBUTED, WORKSPACE = ROLES.index("unattributed"), ROLES.index("cuBLAS workspace")
 _FIXED = [ROLES.index(role) for role in FIXED_ROLES]
@@ -62,7 +65,7 @@ class Attribution(NamedTuple):
     peaks: AllocatorPeaks
 
 
-def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
+def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int, saved: SavedTensors | None = None) -> Attribution:
     """The timeline of the step in `log` and `tracker`. `skew_ns` is the allocator's clock minus the tracker's."""
     log = window(log, tracker.begin_ns + skew_ns, tracker.end_ns + skew_ns)  # 1.
     tracked = TrackedStep(tracker)
@@ -91,6 +94,7 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
         ops=tuple(tracker.op_names),
         time_ns=_column(np.maximum(0, np.append(tracker.begin_ns, tick_ns) - tracker.begin_ns)),
         calls=tracker.calls.record(tick_ns, entry_of),
+        saves=Saves() if saved is None else saved.record(tick_ns, entry_of),
         line=_column(np.where(movable, _by_operator(tracked.op_line, operator), 0)),
         lines=tuple(tracker.lines.texts),
         weight_casts=_column(np.flatnonzero(np.isin(operator, tracker.casts) & stored)),

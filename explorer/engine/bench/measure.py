@@ -64,7 +64,6 @@ from explorer.plan.card.allocator_options import OTHER_OPTIONS
 from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.card.torch_rules import torch_of
 from explorer.plan.policy.presets import ladder
-from explorer.plan.predict.not_predicted import refuse_not_played
 from explorer.record.base import Record, to_msgpack
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelGraph
@@ -365,7 +364,6 @@ def measure_without_data(
     """
     if spec.device != "cpu":
         raise BadInput("A step without data is played on the CPU.", hint="Leave --device out.")
-    refuse_not_played(spec.policy)
     device, meter = device_of(torch.device("cpu")), Meter(report, 3)
 
     def cast(dtype: torch.dtype) -> torch.dtype:

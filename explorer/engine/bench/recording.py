@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from msgspec.structs import replace
@@ -56,6 +56,9 @@ from explorer.record.failure import Failure, is_out_of_memory
 from explorer.record.measurement import AllocatorPeaks, Measurement
 from explorer.record.run import RunSpec
 
+if TYPE_CHECKING:
+    from explorer.engine.watch.saved_tensors import SavedTensors
+
 Watch = Callable[[Trainee], tuple[AbstractContextManager[object], OnPhase]]
 """The instrument around the first step of a trainee, and what the step announces its phases to."""
 
@@ -76,12 +79,15 @@ class Recording:
         self._model, self._device = model, device
         self._checkpoints = CheckpointCalls(model, tracker)
         self._recorder = device.recorder() if data else None
+        self.saved: SavedTensors | None = None
+        """What autograd saves, where that is noted."""
         self.keeps_generator_states = False
         """Whether the step's device is the CPU, whose memory holds them, and no allocator shows them."""
         self._probes: list[Probe] = []
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
+        HOST.restart()
         with ExitStack() as opened:
             if self._recorder is not None:
                 opened.enter_context(self._recorder)
@@ -91,6 +97,8 @@ class Recording:
                 opened.enter_context(generator_states_as_results())
             opened.enter_context(self.tracker)
             opened.enter_context(self._checkpoints.watching())
+            if self.saved is not None:
+                opened.enter_context(self.saved.watching())
             opened.callback(self._name_results)
             self._open = opened.pop_all()
         return self
@@ -106,11 +114,14 @@ class Recording:
     @cached_property
     def attribution(self) -> Attribution:
         """The timeline of the recorded step."""
-        return attribute(self.log, self.tracker, clock_skew_ns(self.log, self._probes))
+        return attribute(self.log, self.tracker, clock_skew_ns(self.log, self._probes), self.saved)
 
     def measurement(self, spec: RunSpec) -> Measurement:
         """The recorded step as the measurement of `spec`, without times."""
         allocations, phases, peaks = self.attribution
+        peaks = AllocatorPeaks() if self._recorder is None else peaks
+        if any(unit.action == "offload" for unit in spec.policy.units):
+            peaks = replace(peaks, offloaded_peak_bytes=self._host_peak_bytes)
         cards = {str(tensor.device) for tensor in self._model.parameters()} - {"cpu", str(self._device.torch)}
         others = [f"The model also lies on {', '.join(cards)}: the figures are those of {self._device.torch}."]
         return Measurement(
@@ -118,7 +129,7 @@ class Recording:
             environment=self._device.environment(spec.n_threads),
             allocations=allocations,
             phases=phases,
-            peaks=AllocatorPeaks() if self._recorder is None else peaks,
+            peaks=peaks,
             blocks=block_costs(self.tracker, allocations, phases, spec.policy),
             uncounted_ops=uncounted(self.tracker),
             collectives=collectives_of(self.tracker, allocations),
@@ -146,6 +157,7 @@ class Recording:
         self.tracker.storages.tag(optimizer_tensors(self._model, self.optimizers))
         self.tracker.storages.tag(gradient_tensors(self._model))  # FSDP's have no hook
         self._own_checkpointing = self._checkpoints.result()
+        self._host_peak_bytes = HOST.peak_bytes
 
 
 def recording_of(
@@ -159,6 +171,10 @@ def recording_of(
     recording = Recording(trainee.model, tracker_of(trainee, older), device, data=data)
     recording.optimizers = trainee.optimizer
     recording.keeps_generator_states = not data and trainee.spec.card is None
+    if not trainee.spec.policy.units and trainee.whole is None:
+        from explorer.engine.watch.saved_tensors import SavedTensors  # a step of a user's loop goes without
+
+        recording.saved = SavedTensors(recording.tracker)
     return recording
 
 
@@ -213,8 +229,6 @@ def record(
             drawn.restore()
             recording = record_step(trainee, device, failures)
             run = replace(recording.measurement(spec), loss=loss, batch=run.batch)
-            if any(unit.action == "offload" for unit in spec.policy.units):
-                run = replace(run, peaks=replace(run.peaks, offloaded_peak_bytes=HOST.peak_bytes))
             if not failures:
                 recorded(run)
                 if further.alone or drawn.generators:
@@ -259,7 +273,6 @@ def record_step(trainee: Trainee, device: Device, failures: list[Failure]) -> Re
     """Records one step. A failed step keeps its recording until the failure, which is added to `failures`."""
     recording = recording_of(trainee, device)
     before = len(failures)
-    HOST.restart()
     with _failures_in(failures, trainee.model), recording, memory_limit(device, trainee):
         run_step(trainee, recording.tracker.on_phase)
     if len(failures) > before:

@@ -10,7 +10,7 @@ A forward-only run, as in inference, has neither backward nor optimizer nor grad
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,19 +125,27 @@ def accumulate_gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tens
     trainee.model.zero_grad(set_to_none=True)
     n_microbatches = trainee.spec.n_accumulation
     losses = []
-    for inputs, targets in trainee.microbatches():
-        on_phase("forward")
-        loss = _loss(trainee, inputs, targets)
-        if n_microbatches > 1:
-            loss = loss / n_microbatches
-        losses.append(loss.detach())
-        if trainee.spec.forward_only:
+    with _host(trainee.spec.policy):
+        for inputs, targets in trainee.microbatches():
+            on_phase("forward")
+            loss = _loss(trainee, inputs, targets)
+            if n_microbatches > 1:
+                loss = loss / n_microbatches
+            losses.append(loss.detach())
+            if not trainee.spec.forward_only:
+                on_phase("backward")
+                loss.backward()
             del loss
-            continue
-        on_phase("backward")
-        loss.backward()
-        del loss
     return losses
+
+
+def _host(policy: Policy) -> AbstractContextManager[None]:
+    """On the CPU, memory that the offloaded units of `policy` move their tensors to."""
+    if all(unit.action != "offload" for unit in policy.units):
+        return nullcontext()
+    from explorer.engine.bench.host_stand_in import host_stand_in  # few steps need it
+
+    return host_stand_in()
 
 
 def forwards(trainee: Trainee, on_phase: OnPhase) -> None:

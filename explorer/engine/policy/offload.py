@@ -4,7 +4,8 @@
     own stream             └─ copy out   └─ copy out
 
 1. The copy out runs in a separate stream, into pinned memory; the tensor stays on the GPU until the copy is done.
-2. An expanded tensor crosses unexpanded. Parameters stay where they are; on the CPU nothing moves.
+2. An expanded tensor crosses unexpanded. Parameters stay where they are; on the CPU nothing moves, unless HOST has a
+   stand-in: a measured step then copies as on a GPU (bench/host_stand_in.py).
 3. The copy back runs in the stream that needs the tensor, which waits for the copy.
 Source: torch.autograd.graph.save_on_cpu, which also copies parameters and copies a tensor each time it is saved.
 """
@@ -30,6 +31,8 @@ class HostBytes:
     """Bytes that offloaded tensors hold on the host now, and their peak since `restart`."""
 
     def __init__(self) -> None:
+        self.stand_in: Out = lambda tensor: None
+        """Copies a tensor that is on no GPU."""
         self.peak_bytes = 0
         self._now = 0
         self._lock = threading.Lock()
@@ -84,7 +87,7 @@ def offload_saved(modules: Sequence[nn.Module], out: Out | None = None) -> Abstr
         owner, copy = copies.get(key, (None, None))
         on_host = copy() if copy is not None and owner is not None and owner() is storage else None
         if on_host is None:  # a new tensor, or an address that was handed out again
-            small = _unexpanded(tensor)
+            small = unexpanded(tensor)
             back = copy_out(small)
             if back is None:
                 return tensor.detach()  # an output and the operation that saves it would hold each other in a cycle
@@ -99,11 +102,11 @@ def offload_saved(modules: Sequence[nn.Module], out: Out | None = None) -> Abstr
 
 
 def to_host(tensor: Tensor) -> Back | None:
-    """Copies a GPU tensor to the host, after all work queued in its stream; None for a tensor on another device."""
+    """Copies a GPU tensor to the host, after all work queued in its stream; another tensor by `HOST.stand_in`."""
     if tensor.device.type != "cuda":
-        return None
+        return HOST.stand_in(tensor)
     device, lane = tensor.device, _lane(tensor.device)
-    pinned = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=True)
+    pinned = torch.empty_like(tensor, device="cpu", pin_memory=True)
     lane.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(lane):
         pinned.copy_(tensor, non_blocking=True)
@@ -122,7 +125,7 @@ def _lane(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _unexpanded(tensor: Tensor) -> Tensor:
+def unexpanded(tensor: Tensor) -> Tensor:
     """The tensor narrowed to one element in each dimension of stride 0."""
     for dim, (size, step) in enumerate(zip(tensor.shape, tensor.stride())):
         if step == 0 and size > 1:

@@ -284,12 +284,17 @@ def looking_at_saved(look: Callable[[Tensor], None], *, lets_go: bool = False) -
     """
 
     def pack(tensor: Tensor) -> Tensor | None:
-        if torch._C._get_dispatch_mode(_TRACING) is not None:  # a higher-order operator traces its own backward
+        if is_tracing():
             return tensor
         look(tensor)
         return None if lets_go else without_operation(tensor)
 
     return saved_tensors_hooks(pack, lambda tensor: tensor)
+
+
+def is_tracing() -> bool:
+    """Whether a higher-order operator traces its own backward."""
+    return torch._C._get_dispatch_mode(_TRACING) is not None
 
 
 def without_operation(tensor: Tensor) -> Tensor:

@@ -11,7 +11,9 @@ kept operators  Each block that presets count offers to keep all its matrix prod
                 one kind alone, if the operators were timed one by one. Such a unit is neither inside nor around another
                 unit: torch's caches are not tested there.
 
-Offload is no candidate: transfers to the host are not measured.
+offload         Each block that presets count, where offload is asked for. Its price is the time of all its copies at a
+                stated bandwidth, as if none ran beside the step. In FLOPs it is more than any recompute of one block:
+                a step without times offloads only where recompute does not reach the budget.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from explorer.plan.policy.counted import counted_units, in_error, runs
 from explorer.plan.policy.presets import preset, preset_titles
 from explorer.plan.predict.calls import SavedByCall, calls_of, results_unknown, saved_by_calls
 from explorer.plan.predict.not_predicted import run_again_by_the_model
+from explorer.plan.predict.offloaded import as_calls, with_offload
 from explorer.plan.predict.replay import Replay
 from explorer.plan.predict.step_cost import (
     kin_of,
@@ -141,18 +144,26 @@ def default_units(baseline: Measurement, graph: ModelGraph, replay: Replay, *, e
     return [*units, *units_that_keep_results(baseline, graph, replay)] if _is_timed(baseline) else units
 
 
-def candidates_of(baseline: Measurement, graph: ModelGraph, replay: Replay, units: Sequence[Unit]) -> Candidates:
-    """Those of `units` that may be chosen, on a keep-all step, recomputed with torch's defaults."""
+def candidates_of(
+    baseline: Measurement, graph: ModelGraph, replay: Replay, units: Sequence[Unit], host_bandwidth: float = 0.0
+) -> Candidates:
+    """Those of `units` that may be chosen, on a keep-all step, recomputed with torch's defaults.
+
+    `host_bandwidth`: bytes a second between device and host, for units that are offloaded.
+    """
     costs = _Costs(baseline, graph)
     named = [unit for unit in units if not run_again_by_the_model(Policy(units=(unit,)), graph)]
     wrong = _in_error(graph, [unit.blocks for unit in named])
     kin = cache(partial(kin_of, graph))
     candidates: list[Candidate] = []
     for unit in named:
-        calls = () if unit.blocks in wrong else tuple(_calls(replay, graph, unit))
+        if unit.action == "offload":
+            calls, cost = tuple(as_calls(baseline, replay, unit)), costs.of_copies(replay, unit, host_bandwidth)
+        else:
+            calls, cost = () if unit.blocks in wrong else tuple(_calls(replay, graph, unit)), costs.of(unit)
         if any(len(call.entries) for call in calls):
             names = (*map(kin, unit.blocks), *unit.save_ops)
-            candidates.append(Candidate(unit=unit, calls=calls, cost=costs.of(unit), kin=names))
+            candidates.append(Candidate(unit=unit, calls=calls, cost=cost, kin=names))
     chosen = [candidate.unit for candidate in candidates]
     around = _around(chosen)
     stops = [stops_in(graph, unit) for unit in chosen]
@@ -223,6 +234,14 @@ class _Costs:
         """The cost of a rerun of `unit` with early stop, and of the overhead of its checkpoints."""
         overhead = overhead_ms(self._baseline, unit) if self.unit == "ms" else 0.0
         return self.again(unit, ()) + overhead
+
+    def of_copies(self, replay: Replay, unit: Unit, bandwidth: float) -> float:
+        """The cost of the copies of an offloaded `unit` if none runs beside the step."""
+        return (
+            self.step
+            if self.unit == "FLOPs"
+            else 1e3 * with_offload(self._baseline, replay, (unit,)).moved_bytes / bandwidth
+        )
 
     def spared(self, unit: Unit, inside: Unit) -> float:
         """The cost that a rerun of `unit` saves because it ends where `inside` is entered."""

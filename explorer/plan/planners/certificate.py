@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 from explorer.errors import BadInput
 from explorer.plan.memory.ledger import holders, in_place
 from explorer.plan.memory.outside import outside_modules
 from explorer.plan.names import outermost
+from explorer.plan.planners.candidates import Candidates
 from explorer.plan.planners.program import ForecastChoices, Program, Solution
 from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.sizes import distinct_texts, mib, mib_up
 from explorer.record.allocations import Ledger
-from explorer.record.plan import Certificate, Plan
+from explorer.record.plan import Certificate, Plan, Wish
+from explorer.record.policy import Policy, Unit
 
 
 def certificate_of(program: ForecastChoices, solution: Solution) -> Certificate:
@@ -25,6 +29,7 @@ def certificate_of(program: ForecastChoices, solution: Solution) -> Certificate:
         n_solves=solution.n_solves,
         n_segments=len(lengths),
         n_keeping=sum(bool(unit.save_ops) for unit in units),
+        n_offloading=sum(unit.action == "offload" for unit in units),
         longest_segment=max(lengths, default=0),
         inside_segments=isinstance(program, Program),
         n_levels=max([2, *(1 + len(set(solution.chosen).intersection(around[i])) for i in solution.chosen)]),
@@ -36,7 +41,8 @@ def refusal(budget_bytes: int, floor: Plan, fixed: int, at: Ledger | None) -> Ba
     least = floor.step_peak_bytes
     alone = f"; parameters, optimizer state, gradients and inputs alone hold {mib(fixed)}"
     n_blocks = len(outermost(floor.policy.blocks))
-    recomputed = f", with {n_blocks or 'no'} block{'s' * (n_blocks != 1)} recomputed"
+    done = "recomputed" if floor.moved_bytes is None else "recomputed or offloaded"
+    recomputed = f", with {n_blocks or 'no'} block{'s' * (n_blocks != 1)} {done}"
     why = "" if at is None else f"That is held {in_place(at)}: {holders(at)}. {outside_modules(at)}".strip()
     budget, reached = distinct_texts(budget_bytes, least)
     certificate = floor.certificate
@@ -50,4 +56,24 @@ def refusal(budget_bytes: int, floor: Plan, fixed: int, at: Ledger | None) -> Ba
         f"{no_policy} {brings} this step below {budget}: the least that {can_be_reached} is {reached}"
         f"{alone if budget_bytes < fixed else recomputed}. {why}".strip(),
         hint=f"Ask for {mib_up(least)} or more, or take a smaller batch.",
+    )
+
+
+def recompute_in_interval(candidates: Candidates, policy: Policy) -> tuple[str, ...]:
+    """Offloaded blocks whose recompute takes no longer than their copies may take."""
+    costs = {candidate.unit: candidate.cost for candidate in candidates.units}
+    offloaded = [unit for unit in policy.units if unit.action == "offload"]
+    again = {unit: costs.get(Unit(blocks=unit.blocks), math.inf) for unit in offloaded}
+    return tuple(unit.blocks[0] for unit in offloaded if again[unit] <= costs[unit])
+
+
+def not_both(wish: Wish, plan: Plan, quick: Plan) -> BadInput:
+    """Why no policy meets a wish of memory and time. `plan` meets the memory, `quick` the time."""
+    more_time = 100 * ((plan.cost_ratio or 1.0) - 1) * wish.time_scale
+    asked, least = mib(wish.budget_bytes or 0), mib_up(quick.step_peak_bytes)
+    allowed = f"+{100 * (wish.more_time or 0.0):g} % time"
+    return BadInput(
+        f"No policy found needs at most {asked} and {allowed}: within {asked} the cheapest takes "
+        f"{more_time:+.1f} %, and within {allowed} the least peak is {least}.",
+        hint=f"Ask for {least}, or for +{math.ceil(more_time)} % time.",
     )

@@ -17,8 +17,9 @@ A rerun has one row for each of its moments (rule 4):
         -  bytes freed by units inside  +  inputs that units inside keep, and their generator state    <= budget
 
 For a unit that is not recomputed the row states only the budget before its backward. A rerun that ends in a unit
-inside stops early (rule 7): moments after the stop have no row. Copies of statistics (rule 5) have no row either. Rows
-never hold more than the simulation, so their bound is valid, and a choice that they let through is simulated.
+inside stops early (rule 7): moments after the stop have no row. Copies of statistics (rule 5) have no row in a rerun.
+Rows never hold more than the simulation, so their bound is valid, and a choice that they let through is simulated. So
+offload of one unit counts as freed what it frees if every other unit is offloaded too.
 
 predict/changes.py simulates one policy, tensor by tensor. This file is what an integer program of all policies needs.
 The tests of the planners compare both on every policy of some units.
@@ -143,6 +144,7 @@ class _Changes:
                 np.add.at(n_uses, call.entries, 1)
                 n_uses[list(call.inputs)] += 2
                 self.rows.append((call.first, call.backward_ends, stash_bytes, unit))
+                self.rows += [(*copy, unit) for copy in call.copies]
                 around = tuple((i, outer.backward_begins) for i, outer in self.candidates.calls_around(unit, call))
                 for entry in set(call.inputs):
                     self.retained[entry].append(_Retention(unit, call.backward_ends, call.backward_begins, around))
@@ -257,7 +259,8 @@ class Rerun:
 def linear_reruns(replay: Replay, candidates: Candidates, *, stash_bytes: int) -> tuple[Rerun, ...]:
     """The reruns of every call of every unit."""
     reruns = []
-    for unit, call in ((unit, call) for unit, candidate in enumerate(candidates.units) for call in candidate.calls):
+    again = [(i, candidate) for i, candidate in enumerate(candidates.units) if candidate.unit.action != "offload"]
+    for unit, call in ((unit, call) for unit, candidate in again for call in candidate.calls):
         within = candidates.calls_inside(unit, call)
         alive, parts = ints([call.rerun_bytes]), dict[int, Bytes]()
         if within:

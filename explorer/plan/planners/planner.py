@@ -31,19 +31,19 @@ from explorer.plan.planners.candidates import (
     unit_of,
     units_near,
 )
-from explorer.plan.planners.certificate import certificate_of, refusal
+from explorer.plan.planners.certificate import certificate_of, not_both, recompute_in_interval, refusal
 from explorer.plan.planners.chain import ChainProgram, chain_program, is_chain_of_few
 from explorer.plan.planners.linear_memory import linear_reruns, linear_timeline
 from explorer.plan.planners.nested_chain import NestedChain, nested_chain
 from explorer.plan.planners.program import LEAST_SECONDS, ForecastChoices, Limits, Program, Solution
 from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.planners.variables import Variables
+from explorer.plan.policy.counted import offloading
 from explorer.plan.predict.calls import stash_bytes
 from explorer.plan.predict.changes import units_around
 from explorer.plan.predict.forecaster import Forecaster
-from explorer.plan.predict.not_predicted import no_baseline
+from explorer.plan.predict.not_predicted import no_baseline, not_covered
 from explorer.plan.predict.replay import graph_under
-from explorer.plan.sizes import mib, mib_up
 from explorer.record.allocations import FIXED_ROLES, ROLES
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -87,6 +87,7 @@ class Planner:
         self._seconds = seconds
         self._baseline, self._graph, self._replay = baseline, graph, replay
         self._among = None if among is None else [unit_of(named) for named in among]
+        self._host_bandwidth = 0.0
         self._without: frozenset[Unit] = frozenset()
         self._looks_inside = nested and among is None
         self._make_programs()
@@ -123,6 +124,19 @@ class Planner:
         other._make_programs()
         return other
 
+    def with_offload(self, host_bandwidth: float) -> Planner:
+        """A planner that may offload blocks too. `host_bandwidth`: bytes a second between device and host.
+
+        Raises BadInput for a run that does not show what autograd saves.
+        """
+        other, units = copy.copy(self), offloading(self._graph)
+        if sentence := not_covered(Policy(units=tuple(units)), self._baseline):
+            raise BadInput(sentence, hint="Name a model, or leave offload out.")
+        other._host_bandwidth, other._looks_inside = host_bandwidth, False
+        other._among = [*(self._among or self._default_units(every_stretch=False)), *units]
+        other._make_programs()
+        return other
+
     def _default_units(self, *, every_stretch: bool) -> list[Unit]:
         return default_units(self._baseline, self._graph, self._replay, every_stretch=every_stretch)
 
@@ -145,7 +159,7 @@ class Planner:
 
     def _candidates(self, units: Sequence[Unit]) -> Candidates:
         left = [unit for unit in units if unit not in self._without]
-        return candidates_of(self._baseline, self._graph, self._replay, left)
+        return candidates_of(self._baseline, self._graph, self._replay, left, self._host_bandwidth)
 
     def suggest(self, policies: Iterable[Policy]) -> None:
         """No later plan is worse than one of `policies`. A policy with units that are no candidates is left out."""
@@ -237,18 +251,8 @@ class Planner:
         if most_time is None or plan.cost_ratio is None:
             return plan
         if plan.cost_ratio > (1 + most_time) * (1 + TOLERANCE):
-            raise self._not_both(wish, plan, self.least_memory(most_time))
+            raise not_both(wish, plan, self.least_memory(most_time))
         return msgspec.structs.replace(plan, time_budget=most_time)
-
-    def _not_both(self, wish: Wish, plan: Plan, quick: Plan) -> BadInput:
-        more_time = 100 * ((plan.cost_ratio or 1.0) - 1) * wish.time_scale
-        asked, least = mib(wish.budget_bytes or 0), mib_up(quick.step_peak_bytes)
-        allowed = f"+{100 * (wish.more_time or 0.0):g} % time"
-        return BadInput(
-            f"No policy found needs at most {asked} and {allowed}: within {asked} the cheapest takes "
-            f"{more_time:+.1f} %, and within {allowed} the least peak is {least}.",
-            hint=f"Ask for {least}, or for +{math.ceil(more_time)} % time.",
-        )
 
     def _lowest(self, more_time: float | None, *, seconds: float | None = None) -> Plan:
         """The lowest peak, then the cheapest plan with it: the first solution may recompute units that free nothing."""
@@ -319,7 +323,7 @@ class Planner:
         for program in self._programs:
             solution = program.solve(replace(limits, rival=min(map(value, plans), default=math.inf)))
             if solution is None and limits.budget_bytes is None:
-                solution = _without_solver(program, limits.most_cost)
+                solution = program.without_solver(limits.most_cost)
             if solution is not None:
                 plans.append(self._plan(program, solution, budget_bytes=limits.budget_bytes))
         best = min(plans, key=lambda plan: (value(plan), plan.extra_cost), default=None)
@@ -361,6 +365,8 @@ class Planner:
     def _priced(self, policy: Policy, cost: float, certificate: Certificate, budget_bytes: int | None) -> Plan:
         forecast = self._forecaster.forecast(policy)
         assert forecast.step_peak_bytes is not None
+        if forecast.moved_bytes is not None and self.candidates.cost_unit == "FLOPs":
+            cost = self.candidates.step_cost * ((forecast.flop_ratio or 1.0) - 1.0)  # copies take no FLOPs
         return Plan(
             policy=policy,
             budget_bytes=budget_bytes,
@@ -372,6 +378,10 @@ class Planner:
             cost_ratio_spread=forecast.time_ratio_spread,
             flop_ratio=forecast.flop_ratio,
             certificate=certificate,
+            host_peak_bytes=forecast.host_peak_bytes,
+            moved_bytes=forecast.moved_bytes,
+            host_bandwidth=self._host_bandwidth,
+            recompute_in_interval=recompute_in_interval(self.candidates, policy),
         )
 
     def _impossible(self, budget_bytes: int) -> BadInput:
@@ -385,11 +395,3 @@ class Planner:
         assert log is not None
         fixed = np.isin(array_of(log.role), [ROLES.index(role) for role in FIXED_ROLES])
         return int(held(log, fixed).max())
-
-
-def _without_solver(program: ForecastChoices, most_cost: float | None) -> Solution:
-    """The lowest peak of the presets and of keeping everything, within the cost limit; nothing is proven of it."""
-    cost = program.candidates.cost
-    within = [chosen for chosen in program.suggested if most_cost is None or cost(chosen) <= most_cost]
-    chosen = min([(), *within], key=program.peak)
-    return Solution(chosen=chosen, value=program.peak(chosen), bound=0.0, n_rows=0, n_solves=0)

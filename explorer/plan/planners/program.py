@@ -92,6 +92,13 @@ class ForecastChoices:
             self._peaks[chosen] = peak
         return self._peaks[chosen]
 
+    def without_solver(self, most_cost: float | None) -> Solution:
+        """The lowest peak of the presets and of keeping everything, within the cost limit; nothing is proven of it."""
+        cost = self.candidates.cost
+        within = [chosen for chosen in self.suggested if most_cost is None or cost(chosen) <= most_cost]
+        chosen = min([(), *within], key=self.peak)
+        return Solution(chosen=chosen, value=self.peak(chosen), bound=0.0, n_rows=0, n_solves=0)
+
 
 @dataclass(slots=True, kw_only=True)
 class Program(ForecastChoices):

@@ -254,3 +254,8 @@ def _block_around(graph: ModelGraph, unit: Fqns, good: list[Fqns]) -> str | None
         if graph.by_fqn[fqn].n_calls:
             return None if any(is_within(other[0], fqn) for other in good) else fqn
     return None
+
+
+def offloading(graph: ModelGraph) -> list[Unit]:
+    """Units that offload a block."""
+    return [Unit(blocks=blocks, action="offload") for blocks in counted_units(graph) if len(blocks) == 1]

@@ -42,7 +42,7 @@ from explorer.plan.names import lineage, listed
 from explorer.plan.predict.calls import stash_bytes
 from explorer.plan.predict.not_predicted import no_baseline
 from explorer.plan.predict.replay import BACKWARD, Replay, graph_under
-from explorer.record.allocations import ROLES, Allocations, Calls, Phase, PhaseSpan
+from explorer.record.allocations import ROLES, Allocations, Calls, Phase, PhaseSpan, Saves
 from explorer.record.base import Column, column
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import AllocatorPeaks, MeasuredBlock, Measurement, Samples
@@ -331,7 +331,7 @@ def at_size(runs: Mapping[int, Measurement], size: int, spec: RunSpec) -> Sized:
     if any(getattr(log, name) != getattr(complete_logs[0], name) for log in complete_logs for name in _SAME):
         peaks = [max(log.held_bytes) for log in complete_logs]
         return Sized(size=size, step_peak_bytes=_at(weights, peaks), event_by_event=False, measurement=None)
-    log = replace(complete_logs[0], n_bytes=_sizes_at(weights, complete_logs), time_ns=column())
+    log = replace(complete_logs[0], n_bytes=_sizes_at(weights, complete_logs), time_ns=column(), saves=Saves())
     measurement = _told([runs[measured] for measured in sizes], weights, log, spec)
     return Sized(size=size, step_peak_bytes=max(log.held_bytes), event_by_event=True, measurement=measurement)
 

@@ -6,6 +6,8 @@ MiB of peak for a percent of recompute. A block that is not alive at the peak co
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -19,6 +21,7 @@ from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.calls import SavedByCall, calls_of, only_of, results_unknown, stash_bytes
 from explorer.plan.predict.changes import Simulation, joined, nest_of, simulate, units_around
 from explorer.plan.predict.not_predicted import not_covered, not_predicted, run_again_by_the_model
+from explorer.plan.predict.offloaded import Offloaded, with_offload
 from explorer.plan.predict.predicted_step import predicted_step
 from explorer.plan.predict.replay import Replay, graph_under
 from explorer.plan.predict.step_cost import rerun_flops, time_ratio, unit_flops, with_equal_times
@@ -37,23 +40,43 @@ class Forecaster:
 
     def __init__(self, run: Measurement, graph: ModelGraph | None = None) -> None:
         graph = graph_under(run, graph)
-        self.baseline = keep_all_from(run, graph)
-        """The keep-all step; None if it cannot be derived from `run`, and nothing is forecast."""
+        self._of_step(keep_all_from(run, graph), graph)
+
+    def _of_step(self, baseline: Measurement | None, graph: ModelGraph | None) -> None:
+        self.baseline = baseline
+        """The keep-all step; None if it cannot be derived from the run, and nothing is forecast."""
         self._graph = graph
         self._timed = with_equal_times(self.baseline, graph) if self.baseline and graph else self.baseline
         self.replay = None if self.baseline is None else Replay.of(self.baseline, graph)
         self._saved: dict[tuple[Unit, Policy, tuple[str, ...]], list[SavedByCall]] = {}
+        self._offloaded: dict[tuple[Unit, ...], tuple[Forecaster, Offloaded]] = {}
+
+    def _with_offload(self, units: tuple[Unit, ...]) -> tuple[Forecaster, Offloaded]:
+        """A forecaster of the step with `units` offloaded."""
+        if units not in self._offloaded:
+            assert self.baseline is not None and self.replay is not None, "it was replayed"
+            moved, other = with_offload(self.baseline, self.replay, units), copy.copy(self)
+            other._of_step(moved.run, self._graph)
+            assert other.replay is not None, "it was replayed before"
+            other.replay = dataclasses.replace(other.replay, saved_outside=moved.saved_outside)
+            self._offloaded[units] = other, moved
+        return self._offloaded[units]
 
     def forecast(self, policy: Policy) -> Forecast:
         """The figures of `policy`; a figure that is not predicted is None, and not_predicted.py has the reason."""
         baseline = self.baseline
-        if baseline is None or not_covered(policy) or run_again_by_the_model(policy, self._graph):
+        if baseline is None or not_covered(policy, baseline) or run_again_by_the_model(policy, self._graph):
             return Forecast()
+        offloaded, rest = _parted(policy)
+        if offloaded and self.replay is not None:
+            forecaster, moved = self._with_offload(offloaded)
+            forecast = forecaster.forecast(rest)
+            return replace(forecast, host_peak_bytes=moved.host_peak_bytes, moved_bytes=moved.moved_bytes)
         units = inside(policy)
         again = [unit_flops(baseline, self._graph, unit, within, policy) for unit, within in units.items()]
         counted, total = [flops for flops in again if flops is not None], baseline.total_flops
         flop_ratio = 1 + sum(counted) / total if total and len(counted) == len(again) else None
-        unknown = not_predicted(policy, self._graph)
+        unknown = not_predicted(policy, self._graph, baseline)
         replay = self._replay_of(policy)
         if replay is None or (unknown and any(unit.action != "recompute" for unit in policy.units)):
             return Forecast(flop_ratio=flop_ratio)
@@ -72,30 +95,33 @@ class Forecaster:
 
     def peak_bytes(self, policy: Policy) -> int | None:
         """The peak of `forecast` alone."""
-        simulation = self._simulation(policy)
+        _, simulation = self._simulation(policy)
         return None if simulation is None else simulation.peak_bytes
 
     def line(self, policy: Policy) -> Bytes | None:
         """Bytes held at every event of the baseline, had it run under `policy`; None: as with the peak."""
-        simulation = self._simulation(policy)
+        _, simulation = self._simulation(policy)
         return None if simulation is None else simulation.line
 
     def step(self, policy: Policy) -> Measurement | None:
         """The timeline of `policy` with its frees and reruns, event by event; None: as with the peak."""
-        simulation = self._simulation(policy)
-        return predicted_step(self.baseline, policy, simulation) if simulation and self.baseline else None
+        baseline, simulation = self._simulation(policy)
+        return predicted_step(baseline, policy, simulation) if simulation and baseline else None
 
     def at_peak(self, policy: Policy) -> Ledger | None:
         """Everything held at the peak of the baseline, had it run under `policy`; None: as with the peak."""
-        simulation = self._simulation(policy)
-        return _ledger_at_peak(self.baseline, simulation) if simulation and self.baseline else None
+        baseline, simulation = self._simulation(policy)
+        return _ledger_at_peak(baseline, simulation) if simulation and baseline else None
 
-    def _simulation(self, policy: Policy) -> Simulation | None:
-        """The simulation of `policy`; None if no peak is predicted."""
+    def _simulation(self, policy: Policy) -> tuple[Measurement | None, Simulation | None]:
+        """The simulation of `policy`, and the step that it changes; None if no peak is predicted."""
         replay = self._replay_of(policy)
-        if replay is None or not_predicted(policy, self._graph):
-            return None
-        return self._simulate(replay, policy, self._calls(replay, policy))
+        if replay is None or not_predicted(policy, self._graph, self.baseline):
+            return None, None
+        offloaded, rest = _parted(policy)
+        if offloaded:
+            return self._with_offload(offloaded)[0]._simulation(rest)
+        return self.baseline, self._simulate(replay, policy, self._calls(replay, policy))
 
     def _replay_of(self, policy: Policy) -> Replay | None:
         """The replay; None if the timeline does not show the results that units of `policy` would keep."""
@@ -119,6 +145,12 @@ class Forecaster:
                 self._saved[unit, options, named] = calls_of(replay, self._graph, unit, policy, named)
             calls[unit] = self._saved[unit, options, named]
         return calls
+
+
+def _parted(policy: Policy) -> tuple[tuple[Unit, ...], Policy]:
+    """The offloaded units of `policy`, and `policy` without them."""
+    units = tuple(unit for unit in policy.units if unit.action == "offload")
+    return units, replace(policy, units=tuple(unit for unit in policy.units if unit not in units))
 
 
 def _freed_bytes(

@@ -19,9 +19,9 @@ from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 
 
-def not_predicted(policy: Policy, graph: ModelGraph | None) -> str:
-    """Why the peak of `policy` is not predicted; empty where it is."""
-    if outside := not_covered(policy) or run_again_by_the_model(policy, graph):
+def not_predicted(policy: Policy, graph: ModelGraph | None, run: Measurement | None = None) -> str:
+    """Why the peak of `policy` is not predicted from `run`; empty where it is."""
+    if outside := not_covered(policy, run) or run_again_by_the_model(policy, graph):
         return outside
     written = dict.fromkeys(op for unit in policy.units for op in written_results(unit, graph))
     if written:
@@ -55,9 +55,9 @@ def run_again_by_the_model(policy: Policy, graph: ModelGraph | None) -> str:
 
 
 def refuse_not_played(policy: Policy) -> None:
-    """Raises BadInput for a policy with parts that a step without data does not show: a fake tensor moves nowhere."""
+    """Raises BadInput for a policy with parts that no play of a rank shows."""
     if any(unit.action == "offload" for unit in policy.units):
-        raise BadInput("A step without data does not show offload.", hint="Run it: leave --predict out.")
+        raise BadInput("A step of ranks without data does not show offload.", hint="Leave --ranks or offload out.")
 
 
 def refuse_lost_gradients(fqn: str) -> NoReturn:
@@ -69,10 +69,11 @@ def refuse_lost_gradients(fqn: str) -> NoReturn:
     )
 
 
-def not_covered(policy: Policy) -> str:
-    """A sentence on the parts of `policy` that the forecast does not cover; empty if it covers all of them."""
+def not_covered(policy: Policy, run: Measurement | None = None) -> str:
+    """A sentence on the parts of `policy` that a forecast from `run` does not cover; empty if it covers all of them."""
     nested = {unit for pair in units_around(policy).items() if pair[1] for unit in (pair[0], *pair[1])}
-    parts = ["offload"] if any(unit.action == "offload" for unit in policy.units) else []
+    offloaded = {unit for unit in policy.units if unit.action == "offload"}
+    parts = ["offload inside or around another unit"] if offloaded & nested else []
     if policy.use_reentrant and policy.units:
         # Its inner backward holds gradients until the unit ends, which no timeline of a kept step shows: without them
         # forecasts were up to 11 % low. A step without data plays them.
@@ -81,7 +82,11 @@ def not_covered(policy: Policy) -> str:
         parts.append("kept operators inside or around another unit")
     if _overlap(policy):
         parts.append("units that share blocks and do not lie in each other")
-    return f"The forecast does not cover {listed(parts)}: press Run." if parts else ""
+    if parts:
+        return f"The forecast does not cover {listed(parts)}: press Run."
+    if offloaded and run is not None and (run.allocations is None or not run.allocations.saves.entry):
+        return "Offload is predicted from a step that keeps everything and notes what autograd saves: measure one."
+    return ""
 
 
 def _overlap(policy: Policy) -> bool:

@@ -147,6 +147,8 @@ def _segments(graph: ModelGraph) -> Iterator[Unit]:
 def _unit_table(replay: Replay, timed: Measurement, graph: ModelGraph, unit: Unit) -> UnitTable:
     policy = Policy(units=(unit,))
     refusal = not_predicted(policy, graph)
+    if unit.action == "offload":
+        refusal = "This page does not predict offload."
     unknown = results_unknown(replay, unit.save_ops)
     if unknown:
         refusal = f"The recorded step does not show the results of {', '.join(unknown)}."

@@ -162,7 +162,7 @@ def why_not_predicted(
             f"No peak is predicted: {listed(tuple(views))} returns memory that another operator made, and a timeline "
             "does not show who keeps it. Press Run."
         )
-    because = not_predicted(policy, graph)
+    because = not_predicted(policy, graph, run)
     if because or run is None or not run.spec.policy.units:
         return because
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.names import listed, operator_word, some
@@ -11,7 +11,8 @@ from explorer.plan.policy.presets import preset_titles
 from explorer.record.card import CardMemory
 from explorer.record.files import Export
 from explorer.record.graph import ModelGraph
-from explorer.record.plan import Forecast, Plan, Wish
+from explorer.record.measurement import Measurement
+from explorer.record.plan import PCIE_4, Forecast, Plan, Wish
 from explorer.record.policy import Action, Policy, Unit
 from explorer.view.drawing.units import change, count, mib, percent
 
@@ -167,6 +168,29 @@ def _units(units: Sequence[Unit]) -> str:
 def _counted(fqn: str) -> list[tuple[bool, int, str]]:
     """Sort key that puts `blocks.9` before `blocks.10`."""
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in fqn.split(".")]
+
+
+def host_sentences(plan: Plan, run: Measurement) -> Iterator[str]:
+    """What a plan with offloaded blocks holds on the host, and the interval of the time of its copies."""
+    if plan.moved_bytes is None:
+        if plan.host_bandwidth:
+            yield "nothing is offloaded: recompute is cheaper than the copies may be"
+        return
+    rate = f"{plan.host_bandwidth / 1e9:g} GB/s"
+    source = " (the published rate of PCIe 4.0 x16)" * (plan.host_bandwidth == PCIE_4)
+    yield f"{mib(plan.host_peak_bytes or 0)} predicted, {mib(plan.moved_bytes)} cross in a step"
+    yield f"copies take 0 (all beside the step) to {plan.copies_ms:.3g} ms (none) at {rate}{source}"
+    yield "the plan counts the time of all copies"
+    if run.peaks.offloaded_peak_bytes is not None and run.environment.device == "cpu":
+        host_bytes = mib(run.peaks.offloaded_peak_bytes)
+        yield f"{host_bytes} in the run; a CPU stood in for the device, and the time of its copies is not a GPU's"
+    if plan.cost_unit == "FLOPs":
+        yield "the step was not timed, so blocks are offloaded only where recompute does not reach the budget"
+    elif plan.recompute_in_interval:
+        yield (
+            f"recompute of {some(plan.recompute_in_interval)} takes a time in that interval: it is offloaded for its "
+            "bytes, and the copies may take longer"
+        )
 
 
 def export_sentences(form: Export, most_named: int = 40) -> list[str]:

@@ -13,7 +13,7 @@ from explorer.engine.model.describe import describe
 from explorer.engine.watch import real_bytes
 from explorer.errors import BadInput, ModelFailed
 from explorer.plan.predict.not_predicted import not_covered
-from explorer.record import ModelRef, Policy, RunSpec, Unit
+from explorer.record import ModelRef, Policy, RunSpec
 
 NETS = """
 import torch
@@ -80,19 +80,6 @@ def test_a_model_built_on_meta_is_played_as_one_built_plainly(nets: Path, factor
     ]
     assert runs[0].held_peak_bytes == runs[1].held_peak_bytes
     assert runs[0].step_peak_bytes == runs[1].step_peak_bytes
-
-
-OFFLOADED = [
-    Policy(units=(Unit(blocks=("up",), action="offload"),)),
-    Policy(units=(Unit(blocks=("up",)), Unit(blocks=("down",), action="offload"))),
-]
-
-
-@pytest.mark.parametrize("policy", OFFLOADED)
-def test_what_the_forecast_refuses_and_no_step_without_data_shows_is_not_played(nets: Path, policy: Policy) -> None:
-    assert not_covered(policy)
-    with pytest.raises(BadInput, match="does not show offload"):
-        measure_without_data(RunSpec(model=ModelRef(target=f"{nets}:plain"), policy=policy))
 
 
 REENTRANT = """

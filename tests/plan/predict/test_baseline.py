@@ -182,10 +182,8 @@ INNER, OUTER = Unit(blocks=("layers.1",)), Unit(blocks=("layers",))
 
 
 @pytest.mark.parametrize(("policy", "parts"), [
-    (Policy(units=(OFFLOADED,)), "offload"),
-    (Policy(units=(OUTER, OFFLOADED)), "offload"),
+    (Policy(units=(OUTER, OFFLOADED)), "offload inside or around another unit"),
     (Policy(units=(INNER,), use_reentrant=True), "reentrant checkpointing"),
-    (Policy(units=(OFFLOADED,), use_reentrant=True), "offload, reentrant checkpointing"),
     (Policy(units=(KEEPING, INNER)), "kept operators inside or around another unit"),
     (Policy(units=(OUTER, KEEPING_INSIDE)), "kept operators inside or around another unit"),
     (Policy(units=(INNER, OUTER)), ""),

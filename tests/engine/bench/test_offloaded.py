@@ -1,0 +1,121 @@
+"""A forecast with offloaded units is what a real step holds, on the device and on the host, to the byte."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from explorer.engine.bench.measure import measure, measure_without_data
+from explorer.engine.model.describe import describe
+from explorer.plan.names import is_within
+from explorer.plan.predict.calls import RNG_STATE_BYTES
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec, Unit
+from tests.zoo import sample
+
+NETS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.drop = nn.LayerNorm(32), nn.Dropout(0.3)
+        self.q, self.k, self.v, self.out = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x):
+        y = self.norm(x)
+        y = F.scaled_dot_product_attention(self.q(y), self.k(y), self.v(y))
+        return x + self.drop(F.gelu(self.out(y)))
+
+class Net(nn.Module):
+    def __init__(self, functional):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(32, 8)
+        self.functional = functional
+        self.register_buffer("scale", torch.ones(32))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x).relu_()
+        if self.functional:
+            x = torch.func.vmap(lambda row: row * row.sum())(x)
+        y = self.head(x * self.scale)
+        return y.sin() * y
+
+def build(functional=False):
+    torch.manual_seed(0)
+    x = torch.randn(8, 16, 32)
+    return Net(functional), (x, x), lambda output, targets: (output.square() - targets[..., :8]).mean()
+"""
+STEPS: tuple[Any, ...] = (
+    pytest.param("gpt", {}, marks=pytest.mark.slow),
+    pytest.param("resnet", {}, marks=pytest.mark.slow),
+    ("dropout", {}),
+    ("dropout", {"autocast": "bfloat16"}),
+    ("dropout", {"n_accumulation": 2}),
+    ("dropout", {"optimizer": "adamw"}),
+)
+
+
+def random_units(graph: ModelGraph, draw: random.Random) -> Policy:
+    """Blocks kept, recomputed or offloaded at random, none inside another; at least one is offloaded."""
+    names = [block.fqn for block in graph.blocks if block.fqn and block.n_calls and block.saved_bytes]
+    draw.shuffle(names)
+    units = [Unit(blocks=(names[0],), action="offload")]
+    for name in names[1:]:
+        alone = not any(is_within(name, *unit.blocks) or is_within(unit.blocks[0], name) for unit in units)
+        action = draw.choice(("keep", "recompute", "offload"))
+        if alone and action != "keep":
+            units.append(Unit(blocks=(name,), action=action))  # type: ignore[arg-type]
+    return Policy(units=tuple(units))
+
+
+def holds(graph: ModelGraph, base: Measurement, policy: Policy, run: Measurement) -> None:
+    forecaster = Forecaster(base, graph)
+    forecast = forecaster.forecast(policy)
+    assert run.failure is None, run.failure
+    recomputed = sum(unit.action == "recompute" for unit in policy.units)
+    # A checkpoint keeps small scalars that are made in C++: eight bytes a unit, without offload as well.
+    assert forecast.step_peak_bytes == pytest.approx(run.step_peak_bytes, abs=16 * recomputed, rel=0), policy
+    assert forecast.step_peak_bytes == forecaster.peak_bytes(policy)
+    assert forecast.host_peak_bytes == run.peaks.offloaded_peak_bytes, policy
+    assert forecast.moved_bytes is not None and forecast.moved_bytes >= 2 * (forecast.host_peak_bytes or 0)
+    step = forecaster.step(policy)  # without the state of the generator that a rerun keeps
+    assert step is not None
+    assert step.step_peak_bytes == pytest.approx(forecast.step_peak_bytes, rel=0, abs=RNG_STATE_BYTES * recomputed)
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("offloaded") / "nets.py"
+    path.write_text(NETS)
+    return path
+
+
+def model_named(name: str, net: Path) -> ModelRef:
+    return ModelRef(target=f"{net}:build") if name == "dropout" else sample(name)
+
+
+@pytest.mark.parametrize(("name", "options"), STEPS, ids=str)
+def test_the_forecast_of_offload_is_what_a_step_holds(name: str, options: dict[str, Any], net: Path) -> None:
+    spec = RunSpec(model=model_named(name, net), n_repeats=0, **options)
+    graph, draw = describe(spec.model, conditions=spec.conditions), random.Random(f"{name} {options}")
+    base = measure(spec)
+    played = measure_without_data(spec)
+    every = Policy(units=tuple(Unit(blocks=(fqn,), action="offload") for fqn in graph.repeats))
+    for policy in (every, random_units(graph, draw), random_units(graph, draw)):
+        holds(graph, base, policy, measure(replace(spec, policy=policy)))
+        holds(graph, played, policy, measure_without_data(replace(spec, policy=policy)))
+
+
+def test_a_step_that_calls_torch_func_is_measured_as_before(net: Path) -> None:
+    """torch.func refuses hooks on saved tensors, which the recorded step has."""
+    run = measure(RunSpec(model=ModelRef(target=f"{net}:build", arguments={"functional": True}), n_repeats=0))
+    assert run.failure is None and run.allocations is not None and run.allocations.saves.entry
