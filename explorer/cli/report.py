@@ -199,7 +199,7 @@ def print_ranks(ranks: RecordedRanks) -> None:
     """To stdout: the ranks side by side, the fullest one's peak, and its collectives."""
     console, run = answer_console(), ranks.fullest
     _title(console, run)
-    print_lines([("Ranks", spread_of_ranks(ranks))])
+    print_lines([("Peak", spread_of_ranks(ranks))])
     console.print(table_of(rank_rows(ranks)))
     print_lines(labelled("Why", explain_one(run)))
     if run.card is not None:

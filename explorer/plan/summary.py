@@ -302,8 +302,10 @@ def fits_text(summary: Summary) -> str:
     if total is None or peak is None:
         return "not known for this machine; --card NAME says it for a GPU"
     word = "no" if summary.failure or peak > total else "yes"
-    place = "this machine" if summary.device.endswith("(cpu)") else summary.device
-    return f"{place}: {word}, {mib(peak)} of {mib(total)}; --card NAME says it for a GPU"
+    gpu, is_gpu, _ = summary.device.rpartition(" (cuda)")
+    if is_gpu:
+        return f"{gpu}: {word}, {mib(peak)} of {mib(total)}; --card NAME says it for another GPU"
+    return f"this machine: {word}, {mib(peak)} of {mib(total)}; --card NAME says it for a GPU"
 
 
 def change_text(change: Change) -> str:

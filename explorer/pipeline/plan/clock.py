@@ -306,7 +306,8 @@ def notes(run: PipelineRun) -> tuple[str, ...]:
     if far := sum(shares.microbatching.verdict == "different" for shares in run.gradients):
         sentences.append(
             f"Microbatching alone moved {far} gradients by more than rounding. Usual causes: each microbatch has a "
-            f"dropout mask and a BatchNorm mean{_moved_buffers(run)}. That is not the split's doing: the split is "
+            "dropout mask, a BatchNorm mean, and its own divisor in a loss with class weights or ignored targets"
+            f"{_moved_buffers(run)}. That is not the split's doing: the split is "
             "compared with the whole model on the same microbatches."
         )
     if run.spec.n_accumulation > 1:

@@ -93,7 +93,8 @@ CAP = (
 READ_TRUTH = (
     "Read downwards: full batch, then microbatches, then with recompute, then split; each row counts what this one "
     "step left equal in every bit. Microbatching alone changes gradients where a microbatch has a dropout mask, a "
-    "BatchNorm mean or a changed buffer of its own; elsewhere it only sums in another order. Rounding: the distance "
+    "BatchNorm mean, a changed buffer or, with class weights or ignored targets, a divisor of the loss of its own; "
+    "elsewhere it only sums in another order. Rounding: the distance "
     "from the same step in float64 is at most ten times that of the unsplit model. Where float64 draws other masks, a "
     "moved gradient counts as different."
 )

@@ -16,7 +16,7 @@ from explorer.errors import UnreadableFile
 from explorer.own_loop.guard import predicted_lock
 from explorer.plan.guard.lock import dumps, load, loads
 from explorer.plan.guard.moves import moves, versions
-from explorer.record.files import Lock
+from explorer.record.files import Lock, LockedBlock
 from explorer.record.graph import ModelRef
 from explorer.record.run import Ranks, RunSpec
 from tests.plan.guard.faulty_net import FAULTS
@@ -50,6 +50,15 @@ def test_the_sentences_are_those_that_a_reviewer_reads() -> None:
     assert cause.startswith("blocks.1 has other results: softmax (float32) none → 512 B kept, softmax (bfloat16) 256 B")
     assert cause.endswith(": +512 B") and total == "Peak +0.6 %: 84.5 KiB → 85.0 KiB in backward"
     assert "| `blocks.1` | 5.9 KiB | 5.4 KiB | 0 | 0 |" in markdown_of(clean(), lock_with("softmax in float32"), found)
+
+
+@pytest.mark.parametrize(("n_blocks", "n_more"), [(30, 0), (31, 1), (45, 15)])
+def test_the_table_of_a_pull_request_has_thirty_blocks_and_counts_the_others(n_blocks: int, n_more: int) -> None:
+    step, old, new = clean(), *({f"{i}": LockedBlock(saved_bytes=size) for i in range(n_blocks)} for size in (1, 2))
+    text = markdown_of(replace(step, blocks=old), replace(step, blocks=new), moves(clean(), lock_with("wider batch")))
+    lines = text.splitlines()
+    assert sum(line.startswith("| `") for line in lines) == n_blocks - n_more
+    assert [line for line in lines if "more blocks" in line] == [f"| {n_more} more blocks | | | | |"] * (n_more > 0)
 
 
 def test_a_cause_comes_before_its_consequences() -> None:

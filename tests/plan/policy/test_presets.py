@@ -195,6 +195,15 @@ def test_a_model_without_repeats_counts_its_spine() -> None:
     assert preset("sqrt", graph_of()) == KEEP_ALL
 
 
+def test_numbered_blocks_count_where_at_least_two_are_of_a_kind() -> None:
+    """One numbered block of each kind repeats nothing: the spine counts, its blocks without a number too."""
+    different = [block("stem", "Conv2d"), block("0", "Linear"), block("1", "Bilinear")]
+    chain = tuple(part.fqn for part in different)
+    assert graph_of(*different, chain=chain).repeats == chain
+    alike = [block("stem", "Conv2d"), block("0", "Linear"), block("1", "Linear")]
+    assert graph_of(*alike, chain=chain).repeats == ("0", "1")
+
+
 @pytest.mark.parametrize("name", [*PRESETS, "every-3", "every-17"])
 def test_every_name_works_on_every_shape(name: str) -> None:
     assert is_preset(name)
