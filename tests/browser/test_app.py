@@ -83,7 +83,8 @@ REST_LONG = "() => { const wait = setTimeout; setTimeout = (f, ms, ...of) => wai
 DRAWN = """() => {
     const roots = [...document.querySelectorAll("*")].map((e) => e.shadowRoot).filter(Boolean)
     const texts = (selector) => roots.flatMap((root) => [...root.querySelectorAll(selector)].map((e) => e.innerText))
-    const sentences = [...document.querySelectorAll('.st-key-top [data-testid="stMarkdown"] p, .st-key-budget_line p')]
+    const lines = ':is(.st-key-top, .st-key-budget_line) [data-testid="stMarkdown"] p'
+    const sentences = [...document.querySelectorAll(lines)]
     const seen = sentences.filter((p) => p.offsetParent).map((p) => [p.innerText, p.querySelectorAll("strong").length])
     const bottom = document.querySelector('[data-testid="stBottomBlockContainer"]')
     const alerts = [...bottom.querySelectorAll('[data-testid="stAlert"], .desk-danger')]
@@ -91,7 +92,8 @@ DRAWN = """() => {
     return [texts(".figure"), texts(".row .line"), seen, dangers]
 }"""
 """Figures, labels and sentence, as a reader sees them."""
-LINES = "() => document.querySelectorAll('.st-key-first .desk-line path[stroke-dasharray]').length"
+LINES = """() => [...document.querySelectorAll('.st-key-first .desk-line path[stroke-dasharray]')]
+    .filter((path) => path.checkVisibility()).length"""
 
 
 def test_a_click_is_answered_before_streamlit_is_told_and_the_rerun_agrees(explore: Page) -> None:

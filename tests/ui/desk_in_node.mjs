@@ -116,7 +116,7 @@ function world() {
       const known = ++events
       const move = { place, n, known }
       desk.change(slider, { moved: n, move: { ...move, seq: desk.clicked() } }, () => wire.push({ move }))
-      slider.tell = true
+      Object.assign(slider, { tell: true, held: random(2) === 1 })
     },
     press(inSlider) {
       if (!inSlider) desk.flush(slider)

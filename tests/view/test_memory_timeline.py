@@ -162,7 +162,7 @@ def test_a_predicted_line_has_the_units_of_a_chart_of_one_run_and_of_two() -> No
     assert line is not None
     for chart, over in ((roles(base), None), (timeline(base, older), older)):
         drawn = places_of(line, base, over)
-        assert max(drawn.heights) == drawn.peak[1] == pytest.approx(int(line.max()) / MIB)
+        assert max(drawn.heights) == drawn.peak[1] == pytest.approx(int(line.max()) / MIB, abs=0.001)
         assert drawn.x == sorted(drawn.x) and drawn.peak[0] in drawn.x
         assert max(drawn.x) == max(max(trace.x) for trace in chart.figure.data if None not in trace.x)
     short = replace(cut(older, 20), failure=Failure(kind="model raised", sentence="It raised."))

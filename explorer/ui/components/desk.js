@@ -3,13 +3,14 @@
 // 1. Each change of a person (a click in the graph, a move of the slider) is asked of POST /answer at once. One question
 //    is under way; the newest change waits for it. An answer is drawn unless a rerun that knows all has come since it
 //    was asked: changes that come faster than answers do not keep the page from following.
-// 2. Streamlit is told after REST_MS without a change, or at a press outside.
+// 2. Streamlit is told after REST_MS without a change (HELD_MS while the slider is held), or at a press outside.
 // 3. Each part of a rerun says which clicks and which move it knows (`seq`, `moved`). A rerun that does not know all of
 //    them draws over no answer. A rerun that does ends the question under way.
 // 4. Streamlit sends no part that it believes drawn. `seq` and `moved` make each part new, so that what an answer drew
 //    does not stay where the rerun has the same as before the click.
 
 const REST_MS = 200
+const HELD_MS = 1000 // a rerun takes a slow machine half a second, in which the page does not follow the slider
 const LOOK_MS = 300 // between two looks whether the chart is there, or another in its place
 const PLOT = ".st-key-first .js-plotly-plot"
 const SENTENCE = '.st-key-top [data-testid="stMarkdown"] p'
@@ -65,17 +66,18 @@ function makeDesk() {
     if (!old?.firstChild?.style) return
     const copy = old.cloneNode(false)
     copy.append(old.firstChild.cloneNode(false))
-    copy.firstChild.append(...[...markdown.matchAll(MARKDOWN)].map((match) => words(match, desk.colours)))
+    copy.firstChild.append(...[...markdown.matchAll(MARKDOWN)].map((match) => words(match, desk)))
     old.after(copy)
     cover(old, copy)
   }
   // A known hazard, beside the buttons that run and download the policy.
   function warn(danger) {
     const [bar, old] = [document.querySelector(BAR), document.querySelector(ALERT)]
+    if (!danger && !old) return
     const copy = document.createElement("div")
     copy.textContent = danger.replaceAll(/\\(.)/g, "$1")
     copy.className = "desk-danger"
-    if (danger) Object.assign(copy.style, { padding: "16px", borderRadius: "8px", ...tint("red", desk.colours) })
+    if (danger) Object.assign(copy.style, { padding: "16px", borderRadius: "8px", ...tint("red", desk) })
     bar?.before(copy)
     cover(old, copy)
   }
@@ -94,14 +96,14 @@ function makeDesk() {
   function drawLine() {
     const plot = document.querySelector(PLOT)
     const area = plot?.querySelector(".nsewdrag")
-    plot?.querySelector(".desk-line")?.remove()
+    const layer = plot?.querySelector(".desk-line")
     clearTimeout(look)
-    if (!line) return
+    if (!line) return layer && (layer.style.display = "none")
     look = setTimeout(drawLineAgain, LOOK_MS)
     if (!area || !plot.layout) return
     if (!plot.desk) plot.on("plotly_afterplot", drawLine)
     plot.desk = true
-    ;[...plot.querySelectorAll(".main-svg")].at(-1).before(overlay(plot.layout, area, line))
+    place(layer ?? makeLayer(plot, area), plot.layout, area, line)
   }
 
   function drawLineAgain() {
@@ -119,7 +121,7 @@ function makeDesk() {
     number++
     untold = { who, tell }
     clearTimeout(rest)
-    rest = setTimeout(desk.flush, REST_MS, who)
+    rest = setTimeout(desk.flush, who.held ? HELD_MS : REST_MS, who)
     if (desk.graph && !underWay) ask()
   }
   desk.flush = (who) => {
@@ -165,48 +167,61 @@ function makeDesk() {
 }
 
 // Badges, bold words and escaped text, as Streamlit draws them; text reaches the page through textContent alone.
-function words([, colour, icon, badge, hue, tinted, bold, plain], colours) {
+function words([, colour, icon, badge, hue, tinted, bold, plain], desk) {
   const make = (tag, text) => Object.assign(document.createElement(tag), { textContent: text.replaceAll(/\\(.)/g, "$1") })
   if (bold !== undefined) return make("strong", bold)
   if (plain !== undefined) return plain.replaceAll(/\\(.)/g, "$1")
-  if (hue !== undefined) return Object.assign(make("span", tinted), { style: `color:${tint(hue, colours).color}` })
+  if (hue !== undefined) return Object.assign(make("span", tinted), { style: `color:${tint(hue, desk).color}` })
   const [made, sign] = [make("span", ` ${badge}`), make("span", icon)]
   made.className = "stMarkdownBadge"
-  Object.assign(made.style, { fontSize: "0.875rem", ...tint(colour, colours) })
+  Object.assign(made.style, { fontSize: "0.875rem", ...tint(colour, desk) })
   sign.style.cssText = ICON
   made.prepend(sign)
   return made
 }
 
-function tint(colour, colours) {
-  const of = (name) => colours.getPropertyValue(`--st-${colour}-${name}-color`)
-  return { backgroundColor: of("background"), color: of("text") }
+// Asked for once a rerun: the browser would compute the style of what an answer has just written.
+function tint(colour, { styles, tints }) {
+  const of = (name) => styles.getPropertyValue(`--st-${colour}-${name}-color`)
+  return (tints[colour] ??= { backgroundColor: of("background"), color: of("text") })
 }
 
-function overlay({ xaxis, yaxis }, area, { x, heights, peak, label, colour }) {
-  const at = (name) => Number(area.getAttribute(name))
-  const [width, height] = [at("width"), at("height")]
+// The layer gets its nodes once, and only attributes and letters change from then on: at each new node Streamlit looks for
+// a control to focus in the whole tab, and has the browser lay out the page for that.
+function makeLayer(plot, area) {
+  const layer = document.createElementNS(SVG, "svg")
+  for (const name of ["path", "path", "rect", "text"]) layer.append(document.createElementNS(SVG, name))
+  const [halo, path, ground, text] = layer.children
+  layer.setAttribute("class", "desk-line")
+  set(halo, { fill: "none", stroke: "rgba(255,255,255,.85)", "stroke-width": 5 })
+  set(path, { fill: "none", "stroke-width": 2, "stroke-dasharray": "9 9" })
+  set(ground, { height: 18, fill: "#fff" })
+  set(text, { "font-family": area.ownerSVGElement.querySelector("text").style.fontFamily, "text-anchor": "middle", "font-size": 12 })
+  text.append("")
+  ;[...plot.querySelectorAll(".main-svg")].at(-1).before(layer)
+  return layer
+}
+
+function set(node, attributes) {
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value)
+}
+
+function place(layer, { xaxis, yaxis }, area, { x, heights, peak, label, colour }) {
+  const [halo, path, ground, text] = layer.children
+  const [x0, y0, width, height] = ["x", "y", "width", "height"].map((name) => Number(area.getAttribute(name)))
   const across = (value) => (((value - xaxis.range[0]) / (xaxis.range[1] - xaxis.range[0])) * width).toFixed(1)
   const share = (value) => (value - yaxis.range[0]) / (yaxis.range[1] - yaxis.range[0])
   const down = (value) => (height * (1 - Math.min(share(value), 1))).toFixed(1)
-  const make = (parent, tag, attributes) => {
-    const node = parent.appendChild(document.createElementNS(SVG, tag))
-    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value)
-    return node
-  }
-  const layer = document.createElementNS(SVG, "svg")
-  layer.setAttribute("class", "desk-line")
-  layer.style.cssText = `position:absolute;overflow:hidden;pointer-events:none;left:${at("x")}px;top:${at("y")}px;width:${width}px;height:${height}px`
+  layer.style.cssText = `position:absolute;overflow:hidden;pointer-events:none;left:${x0}px;top:${y0}px;width:${width}px;height:${height}px`
   const d = x.map((tick, i) => (i ? `H${across(tick)}V` : `M${across(tick)},`) + down(heights[i])).join("")
-  make(layer, "path", { d, fill: "none", stroke: "rgba(255,255,255,.85)", "stroke-width": 5 })
-  make(layer, "path", { d, fill: "none", stroke: colour, "stroke-width": 2, "stroke-dasharray": "9 9" })
+  set(halo, { d })
+  set(path, { d, stroke: colour })
   const wide = 5.5 * label.length + 4
   const left = Math.max(wide / 2, Math.min(Number(across(peak[0])), width - wide / 2))
   const top = Math.max(Number(down(peak[1])) - 14, 9)
-  make(layer, "rect", { x: left - wide / 2, y: top - 9, width: wide, height: 18, fill: "#fff" })
-  const text = make(layer, "text", { "font-family": area.ownerSVGElement.querySelector("text").style.fontFamily, x: left, y: top + 4, "text-anchor": "middle", fill: colour, "font-size": 12 })
-  text.textContent = label
-  return layer
+  set(ground, { x: left - wide / 2, y: top - 9, width: wide })
+  set(text, { x: left, y: top + 4, fill: colour })
+  text.firstChild.data = label
 }
 
 globalThis.explorerDesk ??= makeDesk()

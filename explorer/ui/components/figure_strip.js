@@ -1,19 +1,18 @@
 // One box a figure: label with its help, value, change, origin. Text reaches the page through textContent alone.
-function piece(parent, kind, className, text) {
+// The boxes stay, and only words change: a box that has the focus keeps it.
+function piece(parent, kind, className) {
   const made = document.createElement(kind)
   made.className = className
-  made.textContent = text || "\u00a0" // as high as a word, so that nothing moves when a word appears
   return parent.appendChild(made)
 }
 
-function figure({ label, value, delta, colour, help, below }, i) {
+function figure(_, i) {
   const box = document.createElement("div")
   box.className = "figure"
-  box.dataset.figure = label
-  const head = piece(box, "div", "label", label)
+  const head = piece(box, "div", "label")
   head.tabIndex = 0
   head.setAttribute("aria-describedby", `help-${i}`)
-  const tip = piece(box, "div", "tip", help)
+  const tip = piece(box, "div", "tip")
   tip.id = `help-${i}`
   tip.setAttribute("role", "tooltip")
   tip.popover = "manual"
@@ -29,24 +28,35 @@ function figure({ label, value, delta, colour, help, below }, i) {
   head.addEventListener("blur", hide)
   head.addEventListener("keydown", (press) => press.key === "Escape" && hide())
   box.addEventListener("pointerleave", hide)
-  piece(box, "div", "value", value)
-  const last = piece(box, "div", "last", "")
-  last.textContent = ""
-  if (delta) piece(last, "span", `delta ${colour}`, delta)
-  piece(last, "span", "below", below)
+  piece(box, "div", "value")
+  const last = piece(box, "div", "last")
+  piece(last, "span", "delta")
+  piece(last, "span", "below")
   return box
+}
+
+function fill(box, { label, value, delta, colour, help, below }) {
+  box.dataset.figure = label
+  for (const [name, text] of Object.entries({ label, tip: help, value, delta, below })) {
+    const part = box.querySelector(`.${name}`)
+    const words = text || "\u00a0" // as high as a word, so that nothing moves when a word appears
+    if (part.textContent !== words) part.textContent = words
+  }
+  const change = box.querySelector(".delta")
+  change.className = `delta ${colour}`
+  change.hidden = !delta
 }
 
 export default function ({ data: [{ cells, about }], parentElement }) {
   const strip = parentElement.querySelector(".strip")
   const show = (cells) => {
-    const text = JSON.stringify(cells)
-    if (strip.dataset.drawn === text) return
-    strip.dataset.drawn = text
-    strip.replaceChildren(...cells.map(figure))
-    strip.style.setProperty("--n", cells.length)
+    if (strip.children.length !== cells.length) {
+      strip.replaceChildren(...cells.map(figure))
+      strip.style.setProperty("--n", cells.length)
+    }
+    cells.forEach((cell, i) => fill(strip.children[i], cell))
   }
   const desk = about && globalThis.explorerDesk
-  if (desk) Object.assign(desk, { strip: show, colours: getComputedStyle(strip) })
+  if (desk) Object.assign(desk, { strip: show, styles: getComputedStyle(strip), tints: {} })
   if (!desk?.isAhead(about) || !strip.firstChild) show(cells) // rule 3 of desk.js
 }

@@ -10,12 +10,11 @@ export default function ({ data: [data], parentElement, setStateValue }) {
     const input = parentElement.querySelector("input")
     v = { input, output: parentElement.querySelector("output"), held: false, n: 0 }
     const letGo = () => {
+      if (v.held) v.desk?.flush(v)
       v.held = false
-      v.desk?.flush(v)
     }
     input.addEventListener("pointerdown", () => { v.held = true })
-    input.addEventListener("pointerup", letGo)
-    input.addEventListener("pointercancel", letGo)
+    for (const kind of ["pointerup", "pointercancel", "change"]) input.addEventListener(kind, letGo)
     input.addEventListener("input", () => {
       v.say()
       v.n = Math.max(Date.now(), v.n + 1) // grows, also when it is mounted anew

@@ -142,6 +142,8 @@ class BrowserMarks(Record):
     place: int | None = None
     version: int = 0
     """Of the slider's labels."""
+    rows: tuple[str, ...] | None = None
+    """Rows of the graph whose words the browser draws; None: all of them."""
 
 
 def answer_to(marks: BrowserMarks) -> dict[str, object] | None:
@@ -158,6 +160,9 @@ def answer_to(marks: BrowserMarks) -> dict[str, object] | None:
         on ^= set(policy.blocks)
     if not on <= {*keys.graph.by_fqn, *keys.spec.policy.blocks}:
         return None
+    if marks.rows is not None:
+        rows = tuple(row for row in keys.drawing.rows if row.id in marks.rows)
+        keys = dataclasses.replace(keys, drawing=replace(keys.drawing, rows=rows))
     return answer(keys, policy_after(policy, on, keys.graph))
 
 

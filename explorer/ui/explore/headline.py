@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from explorer.plan.names import share_of_blocks
@@ -50,7 +51,7 @@ INSTEAD = {
 COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "red", "neutral": "gray"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Drawn:
     """The drawn policy, and its facts known without a run."""
 
@@ -60,7 +61,7 @@ class Drawn:
     worth: frozenset[str] = frozenset()
     """Blocks worth recomputing, chosen or not."""
 
-    @property
+    @cached_property
     def chosen(self) -> str:
         """`6 of 12 blocks`: the chosen blocks, of the blocks that presets count if the graph is read."""
         return share_of_blocks(self.policy.blocks, self.worth)

@@ -62,7 +62,7 @@ function drawRow([id, name, kind, depth, top, height, left, right, flags, member
 
   const first = element("div", "line")
   const second = element("div", "line small")
-  const v = { box, id, members, toggles, foldable, open, name, kind, nCalls, nInside, cells: [] }
+  const v = { box, id, members, toggles, foldable, open, name, kind, nCalls, nInside, top, bottom: top + height, cells: [] }
   if (foldable) first.append(button("fold", "fold", open ? "▾" : "▸", `${open ? "Fold" : "Unfold"} ${name}`))
   v.label = element("span", "name")
   v.label.textContent = name
@@ -245,7 +245,7 @@ function paint(v, data) {
     segment.forEach((id, i) => joined.set(id, i === 0 ? "first" : i === segment.length - 1 ? "last" : "middle"))
   const stages = data.colours.stages
   for (const [id, node] of v.nodes) {
-    const label = labels.get(id) || ["", "", [], "", 0, null, ""]
+    const label = (node.texts = labels.get(id) || node.texts || ["", "", [], "", 0, null, ""])
     const stage = label[5] === null ? "" : stages[label[5] % stages.length]
     const drawn = JSON.stringify([label, stage, joined.get(id)])
     if (drawn !== node.drawn) paintRow(node, label, stage, joined.get(id) || "")
@@ -298,11 +298,17 @@ function tell(v) {
   v.emit("marks", { ...message(v), press: v.press })
 }
 
+// Rows in view, and those within a screen of them: a rerun draws the others soon enough.
+function inView(v) {
+  const [first, last] = [v.scrolled - v.height, v.scrolled + 2 * v.height]
+  return [...v.nodes.values()].filter(({ top, bottom }) => bottom > first && top < last).map(({ id }) => id)
+}
+
 // What the desk asks about the marks, and draws of the answer. Only the server knows the marks of a move; clicks after
 // `last`, the last one of the question, lie on top of them.
 function forDesk(v) {
   const marks = () => {
-    const [question, move] = [{ graph: v.key, base: v.revision }, v.desk.move]
+    const [question, move] = [{ graph: v.key, base: v.revision, rows: inView(v) }, v.desk.move]
     if (!move) return { ...question, on: marked(v) }
     const on = new Set()
     for (const { seq, flips } of v.pending) if (seq > move.seq) xor(on, flips)
@@ -463,10 +469,11 @@ export default function ({ data: [data], parentElement, setStateValue }) {
   let v = views.get(parentElement)
   if (!v) {
     v = { root: parentElement.querySelector(".graph"), nodes: new Map(), cutNodes: new Map(), actions: new Map() }
-    Object.assign(v, { on: new Set(), open: new Set(), cuts: new Set(), selected: "", seq: 0, pending: [], press: null })
+    Object.assign(v, { on: new Set(), open: new Set(), cuts: new Set(), selected: "", seq: 0, pending: [], press: null, scrolled: 0 })
     v.asked = forDesk(v)
     v.root.onclick = (event) => onClick(v, event)
     v.root.onkeydown = (event) => onKey(v, event)
+    v.root.onscroll = () => (v.scrolled = v.root.scrollTop) // to ask later would lay out the page in the midst of a click
     // No property of this name is a handler in Chromium.
     v.root.addEventListener("focusin", ({ target }) => target.dataset.id !== undefined && rove(v, target.dataset.id, false))
     v.onpress = (event) => onPress(v, event)
@@ -497,7 +504,7 @@ export default function ({ data: [data], parentElement, setStateValue }) {
     v.selected = data.selected
   }
   v.seq = Math.max(v.seq, data.seq)
-  Object.assign(v, { revision: data.revision, key: data.desk, colours: data.colours })
+  Object.assign(v, { revision: data.revision, key: data.desk, colours: data.colours, height: data.height })
   const isAhead = v.desk?.heard(data, v.asked) // rule 6
   if (!v.desk?.move) v.on = new Set(marked(v))
   if (!isAhead || isNew) paint(v, data)
