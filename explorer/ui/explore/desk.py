@@ -20,7 +20,6 @@ from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast
 from explorer.record.policy import Policy
-from explorer.record.run import RunSpec
 from explorer.ui.components import Cell
 from explorer.ui.explore import work
 from explorer.ui.explore.blocks import facts_of, paint_of
@@ -29,15 +28,12 @@ from explorer.ui.explore.headline import Drawn, cells, freshness_line
 from explorer.ui.explore.headline import answer as answer_sentence
 from explorer.ui.explore.memory import line_of
 from explorer.ui.explore.view import View, drawn_graph, predicted, predicted_presets, view_of, worth_recomputing
-from explorer.ui.explore.work import Budget, ExploreState
-from explorer.ui.session.page_job import PageJob
+from explorer.ui.explore.work import ExploreState
 from explorer.ui.session.repository import Recent
 from explorer.ui.session.window import of_cookie
-from explorer.ui.shared.draft import Draft, marks_of, with_units
+from explorer.ui.shared.draft import marks_of, with_units
 from explorer.ui.shared.elements import escape
 from explorer.view.compare.headline import danger
-from explorer.view.drawing.axis import Axis
-from explorer.view.drawing.figure import Cursor
 from explorer.view.graph.browser import words
 from explorer.view.graph.geometry import Layout
 from explorer.view.graph.labels import Facts
@@ -89,45 +85,32 @@ def desk_of(state: ExploreState, drawing: Layout | None) -> Desk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """What the last rerun drew from: the run specification, and keys of records in the repository of the server."""
+    """What the last rerun drew from. Its state has the keys of records in the repository of the server."""
 
-    spec: RunSpec
-    predict: bool
-    baseline: str | None
-    shown: str | None
-    job: str | None
-    tick: Cursor
-    timeline: tuple[str, Axis] | None
+    state: ExploreState
+    """A copy, which no rerun changes."""
     revision: int
     """Of the marks in the graph."""
     graph: ModelGraph
     drawing: Layout
     slider: SliderPlans
-    budget: Budget
 
 
 _keys: Recent[Keys] = Recent(64)
 """Of the pages drawn last, by the key of the graph."""
 
 
+def _copy(state: ExploreState, policy: Policy) -> ExploreState:
+    draft = dataclasses.replace(state.draft, spec=replace(state.draft.spec, policy=policy))
+    job, budget = dataclasses.replace(state.job), dataclasses.replace(state.budget)
+    return dataclasses.replace(state, draft=draft, job=job, budget=budget)
+
+
 def freeze(state: ExploreState, graph: ModelGraph, drawing: Layout, slider: SliderPlans) -> None:
     """Freezes what this rerun draws from. Questions about the graph are answered from it until the next rerun."""
     draft = state.draft
-    keys = Keys(
-        spec=draft.spec,
-        predict=draft.predict,
-        baseline=state.baseline,
-        shown=state.shown,
-        job=state.job.id,
-        tick=state.tick,
-        timeline=state.timeline,
-        revision=marks_of(draft, graph).revision,
-        graph=graph,
-        drawing=drawing,
-        slider=slider,
-        budget=dataclasses.replace(state.budget),
-    )
-    _keys.add(draft.widget, keys)
+    frozen, revision = _copy(state, draft.spec.policy), marks_of(draft, graph).revision
+    _keys.add(draft.widget, Keys(state=frozen, revision=revision, graph=graph, drawing=drawing, slider=slider))
 
 
 class BrowserMarks(Record):
@@ -151,14 +134,15 @@ def answer_to(marks: BrowserMarks) -> dict[str, object] | None:
     keys = _keys.get(marks.graph)
     if keys is None or keys.revision != marks.base:
         return None
-    policy, on = keys.spec.policy, set(marks.on)
+    drawn, on = keys.state.draft.spec.policy, set(marks.on)
+    policy = drawn
     if marks.place is not None:
         plans = keys.slider.plans
         if marks.version != keys.slider.version or not 0 <= marks.place < len(plans):
             return None
         policy = with_units(policy, plans[marks.place])
         on ^= set(policy.blocks)
-    if not on <= {*keys.graph.by_fqn, *keys.spec.policy.blocks}:
+    if not on <= {*keys.graph.by_fqn, *drawn.blocks}:
         return None
     if marks.rows is not None:
         rows = tuple(row for row in keys.drawing.rows if row.id in marks.rows)
@@ -168,9 +152,7 @@ def answer_to(marks: BrowserMarks) -> dict[str, object] | None:
 
 def answer(keys: Keys, policy: Policy) -> dict[str, object] | None:
     """What the browser draws for `policy`, as a rerun with `keys` would draw it; None if the model was read since."""
-    draft = Draft(spec=replace(keys.spec, policy=policy), predict=keys.predict)
-    state = ExploreState(draft=draft, baseline=keys.baseline, shown=keys.shown, tick=keys.tick, timeline=keys.timeline)
-    state.job, state.budget = PageJob(id=keys.job), dataclasses.replace(keys.budget)
+    state = _copy(keys.state, policy)
     graph = drawn_graph(state)
     if graph is None or graph.fingerprint != keys.graph.fingerprint:
         return None

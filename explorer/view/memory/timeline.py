@@ -261,8 +261,6 @@ def peak_place(run: Measurement) -> str:
 
 
 NAME, COLOUR = "drawn policy, predicted", RUN_COLOURS["candidate"]
-LINE_POINTS, DIGITS = 1000, 3
-"""Points of the line at most, one a pixel, and their decimals: the line travels with each answer to a click."""
 
 
 class PredictedLine(NamedTuple):
@@ -284,8 +282,7 @@ def line_places(line: Bytes, baseline: Measurement, *, over: Measurement | None,
         axis = "tick"
     x = positions(baseline, log, drawn, axis=axis)
     unit, _ = _byte_axis(baseline, drawn)
-    ticks, top = minmax(line, LINE_POINTS), line.argmax()
-    n_bytes = int(line[top])
-    peak = round(float(x[top]), DIGITS), round(n_bytes / unit, DIGITS)
-    places, heights = x[ticks].round(DIGITS).tolist(), (line[ticks] / unit).round(DIGITS).tolist()
-    return PredictedLine(places, heights, peak, f"≈ {mib(n_bytes)} predicted")
+    ticks = minmax(line, 1000)  # one a pixel: the line travels with each answer to a click
+    places, heights = x[ticks].round(3).tolist(), (line[ticks] / unit).round(3).tolist()
+    peak = max(heights)
+    return PredictedLine(places, heights, (places[heights.index(peak)], peak), f"≈ {mib(int(line.max()))} predicted")
