@@ -104,10 +104,19 @@ def test_a_first_visit_answers_before_the_worker_and_its_path_ends_with_a_policy
     page.locator("#preview .sketch > svg").wait_for()
     preview = places(page)
     assert page.get_by_text("recorded on another machine").count() == 1
+    page.locator("#preview .row.toggles").get_by_role("button", name="Recompute all").first.click()
+    n_on = page.locator("#preview .figure .value").last
+    n_on.get_by_text(re.compile(r"^[1-9]\d* of \d+ blocks$")).wait_for()
+    answered = n_on.inner_text()
     page.unroute("**/static/js/index.*")
     for route in scripts:
         route.continue_()
     page.locator("#preview").wait_for(state="detached")
+    undo = page.get_by_role("button", name="Undo")
+    undo.wait_for()
+    assert n_on.count() == 0 and page.locator(".figure .value").last.inner_text() == answered, "the click was kept"
+    undo.click()
+    undo.wait_for(state="detached")
     page.get_by_text("recorded on another machine").wait_for()
     first_words.wait_for(state="hidden")
     page.get_by_text("Choose blocks that compute their activations again").filter(visible=True).wait_for()

@@ -55,7 +55,7 @@ def preview() -> str:
         f"{part}: {{ html: {json.dumps(f'<style>{css}</style>{html}')}, draw: {browser.as_function(js)} }}"
         for part, (html, css, js) in sources.items()
     )
-    script = f"const parts = {{ {', '.join(parts)} }}\n{_text('preview.js')}"
+    script = f"{{ {_text('desk.js')} }}\nconst parts = {{ {', '.join(parts)} }}\n{_text('preview.js')}"
     first = ABOUT.split("**")[1]
     return (
         f'<style>{_text("preview.css")}</style><div id="preview">'

@@ -1,4 +1,7 @@
-"""What components/preview.js draws before the page is there: figures, plans, graph and first chart of a known run."""
+"""What components/preview.js draws before the page is there: figures, plans, graph and first chart of a known run.
+
+The graph answers clicks over the route already; the page's graph takes them over (graph.js, rule 8).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import asdict
 from explorer.ui.components import payload
 from explorer.ui.explore import budget, work
 from explorer.ui.explore.blocks import paint_of
-from explorer.ui.explore.desk import desk_of
+from explorer.ui.explore.desk import desk_of, freeze
 from explorer.ui.explore.memory import ABOVE, first_sketch
 from explorer.ui.explore.view import view_of
 from explorer.ui.session import window
@@ -37,12 +40,14 @@ def preview(query: Mapping[str, str], cookies: Mapping[str, str]) -> dict[str, o
     if len(front) > 1:
         labels, position = budget.slider(state, view, front, desk.forecast)
         slider = {"name": SLIDER, "labels": labels, "at": position}
+    freeze(state, view.graph, drawing, budget.SliderPlans())
+    graph = {"desk": state.draft.widget}
     return {
         "origin": view.stand_in.in_words if view.stand_in is not None else "",
         "words": str(view.freshness).rpartition("] ")[2],
-        "cells": [asdict(cell) for cell in desk.cells],
+        "strip": {"cells": [asdict(cell) for cell in desk.cells], "about": graph},
         "slider": slider,
-        "graph": payload(drawing, marks, paint_of(desk.facts, drawing, visitor)),
+        "graph": payload(drawing, marks, paint_of(desk.facts, drawing, visitor)) | graph | {"early": True},
         "chart": first_sketch(view, height, dark=query.get("dark") == "1"),
         "height": height,
     }

@@ -14,6 +14,8 @@
 //    a press outside. Until it knows of a click or of a move of the slider, labels are those of the desk's answer.
 // 7. Streamlit ends a call as soon as the next answer has overtaken the call's import of this file. The graph still
 //    stands then, and keeps its view with the clicks under way; a view goes with its place in the document.
+// 8. The document draws a graph that is `early`, before Streamlit is there. The page's own graph, once it is drawn, does
+//    what was done there: marks, folds and selection; from then on clicks reach the page's graph, which lies below.
 
 const views = new WeakMap()
 const NARROW = 900 // pixels of width below which graph and charts stand one above the other
@@ -322,7 +324,11 @@ function forDesk(v) {
     paint(v, { ...answer, colours: v.colours })
     mark(v)
   }
-  return { marks, draw, seq: () => v.seq }
+  const takeOver = () => {
+    if (v.isEarly) v.root.style.pointerEvents = "none"
+    return v.isEarly && v.seq ? message(v) : null // rule 8
+  }
+  return { marks, draw, seq: () => v.seq, takeOver }
 }
 
 function onPress(v, event) {
@@ -467,9 +473,11 @@ function onResize(v) {
 
 export default function ({ data: [data], parentElement, setStateValue }) {
   let v = views.get(parentElement)
+  let early = null
   if (!v) {
+    early = data.desk && globalThis.explorerDesk?.graph?.takeOver()
     v = { root: parentElement.querySelector(".graph"), nodes: new Map(), cutNodes: new Map(), actions: new Map() }
-    Object.assign(v, { on: new Set(), open: new Set(), cuts: new Set(), selected: "", seq: 0, pending: [], press: null, scrolled: 0 })
+    Object.assign(v, { on: new Set(), open: new Set(), cuts: new Set(), selected: "", seq: 0, pending: [], press: null, scrolled: 0, isEarly: data.early })
     v.asked = forDesk(v)
     v.root.onclick = (event) => onClick(v, event)
     v.root.onkeydown = (event) => onKey(v, event)
@@ -510,6 +518,10 @@ export default function ({ data: [data], parentElement, setStateValue }) {
   if (!isAhead || isNew) paint(v, data)
   if (isAhead && isNew) v.desk.askAgain()
   mark(v)
+  if (early) {
+    Object.assign(v, { open: new Set(early.open), selected: early.selected })
+    flip(v, "on", early.on)
+  }
   if (data.jump && data.jump.n !== v.jump && v.nodes.has(data.jump.id)) {
     v.jump = data.jump.n
     rove(v, data.jump.id, false)

@@ -25,6 +25,7 @@ from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from explorer.ui import navigation, server
 from explorer.ui.explore import page, work
+from explorer.ui.explore.desk import BrowserMarks, answer_to
 from explorer.ui.explore.preview import preview
 from explorer.ui.session import address, backend, repository
 from explorer.view.drawing.units import mib
@@ -107,10 +108,17 @@ def test_the_preview_is_what_the_page_draws_first(recorded: RecordedSample) -> N
     early = preview({"job": "of a refresh"}, {})
     at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60).run()
     assert early is not None and early["origin"] == "recorded on another machine"
-    assert (early["cells"], early["chart"]) == (strip_cells(at), drawn_before_plotly(at))
-    of_desk = {name: graph_data(at)[name] for name in ("desk", "moved", "line")}  # a preview answers no click
-    graph = json.loads(json.dumps(early["graph"])) | of_desk
-    assert (graph, early["slider"]["labels"]) == (graph_data(at), slider(at))
+    assert (early["strip"]["cells"], early["chart"]) == (strip_cells(at), drawn_before_plotly(at))
+    graph = json.loads(json.dumps(early["graph"]))
+    marks = BrowserMarks(graph=graph["desk"], base=0, on=("blocks.0",))
+    answer = answer_to(marks)
+    assert answer is not None and "1 of" in answer["cells"][-1]["value"], "the preview's graph answers"
+    page_graph = graph_data(at)
+    of_page = answer_to(replace(marks, graph=page_graph["desk"]))
+    assert of_page is not None and of_page | {"line": None} == answer, "the preview's chart has no place for a line"
+    graph |= {name: page_graph[name] for name in ("moved", "line")}  # of a slider, and of Plotly's chart
+    assert graph.pop("early") and graph.pop("desk") != page_graph.pop("desk"), "another graph"
+    assert (graph, early["slider"]["labels"]) == (page_graph, slider(at))
     high, dark = preview({}, {"window": "1000.0"}), preview({"dark": "1"}, {"window": "broken"})
     assert high is not None and dark is not None
     assert high["height"] - 200 == dark["height"] == early["height"]
