@@ -33,7 +33,7 @@ from explorer.view.memory.blocks import ledger_chart, operators_chart
 from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import timeline
 from explorer.view.report.explorable import Exhibit, index_text
-from explorer.view.report.html import document, picture, plotly_js
+from explorer.view.report.html import document, picture, plotly_js, table
 from explorer.view.report.report import ReportOf, environment, failure_boxes, report_text
 from explorer.view.text.runs import conditions, figures_of, refusal_rows, stored_flops
 from tests import graphs, mutations
@@ -292,6 +292,12 @@ def test_a_history_says_its_peaks_under_each_option_its_refusals_and_what_was_al
     (row,) = refusal_rows(small.devices[0])
     refused = besides_figures(report_text(of(small)))
     assert "".join(f"<th>{name}</th>" for name in row) in refused
+
+
+def test_a_long_table_says_how_many_rows_it_leaves_out() -> None:
+    for n_rows, more in ((60, ""), (61, "and 1 more in the run file"), (1260, "and 1,200 more in the run file")):
+        text = table([{"row": row} for row in range(n_rows)])
+        assert text.count("<td") == min(n_rows, 60) and (more in text) and ("more" in text) == bool(more)
 
 
 def test_the_first_page_of_the_gallery() -> None:
