@@ -1,7 +1,7 @@
 """What a click changes on the Explore page: figures, sentence, labels of blocks, hazards and the predicted line.
 
 page.py draws a `Desk` in every rerun. `answer` returns the same for a click that Streamlit does not know yet. It reads
-the `Keys` that the last rerun froze, and no object of a session: it runs in a thread of the server.
+the `Keys` that the last rerun froze, with a copy of the visitor's state: it runs in a thread of the server.
 
     click ──▶ POST /answer ──▶ the desk of its policy, drawn by the browser at once
       └── 0.2 s of rest, or a press outside the graph ──▶ Streamlit ──▶ the same desk, then the charts
