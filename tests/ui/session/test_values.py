@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import inspect
 import re
 import runpy
 import socket
@@ -28,7 +29,7 @@ from hypothesis import strategies as st
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from streamlit.runtime.app_session import AppSession
 from streamlit.runtime.forward_msg_cache import populate_hash_if_needed
-from streamlit.runtime.scriptrunner import RerunData
+from streamlit.runtime.scriptrunner import RerunData, ScriptRunner, ScriptRunnerEvent
 from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests, ScriptRequestType
 from streamlit.testing.v1 import AppTest
 
@@ -279,6 +280,39 @@ def test_a_request_waits_until_what_an_ending_runner_drew_is_sent() -> None:
     session._scriptrunner = SimpleNamespace(request_rerun=lambda data: taken.append(data) or True)
     later.pop()()
     assert taken == [data] and not later, "the runner of a later request takes this one too"
+
+
+def test_streamlit_still_has_what_each_patch_mends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this fails, the patch of that name may go from `mend_reruns`."""
+    mend_reruns()
+    patched = {ScriptRunner._maybe_handle_execution_control_request: "end", ScriptRequests.request_rerun: "accept"}
+    end, accept = (inspect.getclosurevars(patch).nonlocals[name] for patch, name in patched.items())
+
+    switch, timer = RerunData(page_script_hash="new"), RerunData(page_script_hash="old", fragment_id="timer")
+    requests = ScriptRequests()
+    assert accept(requests, switch) and accept(requests, timer)
+    assert requests.on_scriptrunner_ready().rerun_data != switch, "accept_of_page"
+
+    monkeypatch.setattr(ScriptRunner, "_maybe_handle_execution_control_request", end)
+    at = AppTest.from_function(overtaken_page).run()
+    at.button(key="press").click().run()
+    assert "press" not in at.session_state["runs"], "end_later"
+
+    sent: list[object] = []
+
+    async def tell(*, current: bool) -> None:
+        loop, runner = asyncio.get_running_loop(), object()
+        session: Any = SimpleNamespace(_scriptrunner=runner, _event_loop=loop, _state=None)
+        session._enqueue_forward_msg = sent.append
+        sender: Any = runner if current else object()
+        event, message = ScriptRunnerEvent.ENQUEUE_FORWARD_MSG, ForwardMsg()
+        AppSession._handle_scriptrunner_event_on_event_loop(session, sender, event, forward_msg=message)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, tell(current=False)).result()
+        assert not sent, "create_after_end"
+        thread.submit(asyncio.run, tell(current=True)).result()
+        assert sent
 
 
 def test_a_browser_gets_every_message_whole() -> None:
