@@ -104,7 +104,7 @@ def test_a_first_visit_answers_before_the_worker_and_its_path_ends_with_a_policy
     page.locator("#preview .sketch > svg").wait_for()
     preview = places(page)
     assert page.get_by_text("recorded on another machine").count() == 1
-    page.locator("#preview .row.toggles").get_by_role("button", name="Recompute all").first.click()
+    page.locator("#preview .graph").get_by_role("button", name="Recompute all").first.click()
     n_on = page.locator("#preview .figure .value").last
     n_on.get_by_text(re.compile(r"^[1-9]\d* of \d+ blocks$")).wait_for()
     answered = n_on.inner_text()
