@@ -161,7 +161,7 @@ def answer(keys: Keys, policy: Policy) -> dict[str, object] | None:
     parts: dict[str, object] = {
         "on": policy.blocks,
         "sentence": desk.sentence,
-        "cells": [asdict(cell) for cell in desk.cells],
+        "cells": list(map(asdict, desk.cells)),
         "budget": policy_line(state, desk.view, desk.forecast),
         "danger": desk.danger,
         "line": desk.line and desk.line._asdict(),

@@ -45,7 +45,7 @@ def preview(query: Mapping[str, str], cookies: Mapping[str, str]) -> dict[str, o
     return {
         "origin": view.stand_in.in_words if view.stand_in is not None else "",
         "words": str(view.freshness).rpartition("] ")[2],
-        "strip": {"cells": [asdict(cell) for cell in desk.cells], "about": graph},
+        "strip": {"cells": list(map(asdict, desk.cells)), "about": graph},
         "slider": slider,
         "graph": payload(drawing, marks, paint_of(desk.facts, drawing, visitor)) | graph | {"early": True},
         "chart": first_sketch(view, height, dark=query.get("dark") == "1"),
