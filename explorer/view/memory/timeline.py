@@ -283,6 +283,6 @@ def line_places(line: Bytes, baseline: Measurement, *, over: Measurement | None,
     x = positions(baseline, log, drawn, axis=axis)
     unit, _ = _byte_axis(baseline, drawn)
     ticks = minmax(line, 1000)  # one a pixel: the line travels with each answer to a click
-    places, heights = x[ticks].round(3).tolist(), (line[ticks] / unit).round(3).tolist()
+    places, heights = np.round([x[ticks], line[ticks] / unit], 3).tolist()
     peak = max(heights)
-    return PredictedLine(places, heights, (places[heights.index(peak)], peak), f"≈ {mib(int(line.max()))} predicted")
+    return PredictedLine(places, heights, (places[heights.index(peak)], peak), f"≈ {mib(line.max())} predicted")

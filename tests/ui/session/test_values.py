@@ -285,34 +285,27 @@ def test_a_request_waits_until_what_an_ending_runner_drew_is_sent() -> None:
 def test_streamlit_still_has_what_each_patch_mends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where this fails, the patch of that name may go from `mend_reruns`."""
     mend_reruns()
-    patched = {ScriptRunner._maybe_handle_execution_control_request: "end", ScriptRequests.request_rerun: "accept"}
-    end, accept = (inspect.getclosurevars(patch).nonlocals[name] for patch, name in patched.items())
-
+    accept = inspect.getclosurevars(ScriptRequests.request_rerun).nonlocals["accept"]
     switch, timer = RerunData(page_script_hash="new"), RerunData(page_script_hash="old", fragment_id="timer")
-    requests = ScriptRequests()
-    assert accept(requests, switch) and accept(requests, timer)
+    assert accept(requests := ScriptRequests(), switch) and accept(requests, timer)
     assert requests.on_scriptrunner_ready().rerun_data != switch, "accept_of_page"
-
-    monkeypatch.setattr(ScriptRunner, "_maybe_handle_execution_control_request", end)
+    name, sent, other = "_maybe_handle_execution_control_request", [], object()
+    monkeypatch.setattr(ScriptRunner, name, inspect.getclosurevars(getattr(ScriptRunner, name)).nonlocals["end"])
     at = AppTest.from_function(overtaken_page).run()
     at.button(key="press").click().run()
     assert "press" not in at.session_state["runs"], "end_later"
 
-    sent: list[object] = []
-
-    async def tell(*, current: bool) -> None:
-        loop, runner = asyncio.get_running_loop(), object()
-        session: Any = SimpleNamespace(_scriptrunner=runner, _event_loop=loop, _state=None)
-        session._enqueue_forward_msg = sent.append
-        sender: Any = runner if current else object()
-        event, message = ScriptRunnerEvent.ENQUEUE_FORWARD_MSG, ForwardMsg()
-        AppSession._handle_scriptrunner_event_on_event_loop(session, sender, event, forward_msg=message)
+    async def tell() -> None:
+        session: Any = SimpleNamespace(_scriptrunner=None, _event_loop=asyncio.get_running_loop(), _state=None)
+        session._enqueue_forward_msg = lambda message: sent.append("message")
+        for sender in (other, None):  # the second is the runner of this session
+            event: Any = ScriptRunnerEvent.ENQUEUE_FORWARD_MSG
+            AppSession._handle_scriptrunner_event_on_event_loop(session, sender, event, forward_msg=ForwardMsg())
+            sent.append(sender)
 
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, tell(current=False)).result()
-        assert not sent, "create_after_end"
-        thread.submit(asyncio.run, tell(current=True)).result()
-        assert sent
+        thread.submit(asyncio.run, tell()).result()
+    assert sent == [other, "message", None], "create_after_end"
 
 
 def test_a_browser_gets_every_message_whole() -> None:
