@@ -295,9 +295,8 @@ def test_a_history_says_its_peaks_under_each_option_its_refusals_and_what_was_al
 
 
 def test_a_long_table_says_how_many_rows_it_leaves_out() -> None:
-    for n_rows, more in ((60, ""), (61, "and 1 more in the run file"), (1260, "and 1,200 more in the run file")):
-        text = table([{"row": row} for row in range(n_rows)])
-        assert text.count("<td") == min(n_rows, 60) and (more in text) and ("more" in text) == bool(more)
+    texts = [table([{"row": row} for row in range(n_rows)]) for n_rows in (60, 1261)]
+    assert [(text.count("<td"), "and 1,201 more" in text) for text in texts] == [(60, False), (60, True)]
 
 
 def test_the_first_page_of_the_gallery() -> None:
