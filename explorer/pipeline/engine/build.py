@@ -6,7 +6,7 @@ Every process that builds the same spec gets the same stages: weights, boundarie
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +20,7 @@ from explorer.engine.bench.step import Trainee, autocast, prepare
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming, call
 from explorer.engine.policy.apply import PolicyHandle, apply_policy
+from explorer.engine.state.snapshot import held_by
 from explorer.errors import ExplorerError, InvalidPlan, message_of
 from explorer.pipeline.engine.microbatches import KeyedRng, microbatches
 from explorer.pipeline.engine.stages import StageModule, StagePart, cut_tape, divide_policy, rebuild_output, segment_of
@@ -71,7 +72,16 @@ class Pipeline:
 
     def static_bytes(self, rank: int) -> int:
         """Parameters and buffers of the rank's stages."""
-        return sum(_static_bytes(self.modules[stage]) for stage in self.stages_of(rank))
+        return sum(map(self._stage_bytes, self.stages_of(rank)))
+
+    def _stage_bytes(self, stage: int) -> int:
+        """Parameters and buffers of the stage, each storage once. The last stage has those of the loss, too."""
+        storages = _storages((self.modules[stage],))
+        if self.parts[stage].is_last:
+            of_stages = _storages(self.modules)
+            of_loss = _storages(held_by(self.trainee.functions))
+            storages |= {address: n_bytes for address, n_bytes in of_loss.items() if address not in of_stages}
+        return sum(storages.values())
 
     def receive_bytes(self, rank: int) -> int:
         """Receive buffers of all microbatches, both ways, for the rank's stages."""
@@ -143,11 +153,11 @@ class Pipeline:
                 stage=part.stage,
                 rank=self.rank_of[part.stage],
                 blocks=part.blocks,
-                parameter_bytes=_static_bytes(module),
+                parameter_bytes=self._stage_bytes(part.stage),
                 receives=tuple(str(meta) for meta in part.metas_in) if part.stage else (),
                 receive_bytes=sum(meta.n_bytes for meta in part.metas_in) if part.stage else 0,
             )
-            for part, module in zip(self.parts, self.modules, strict=True)
+            for part in self.parts
         )
 
 
@@ -212,13 +222,11 @@ def policy_of(spec: RunSpec) -> Policy:
     return KEEP_ALL if spec.plan is not None and spec.plan.checkpoint == "never" else spec.policy
 
 
-def _static_bytes(module: nn.Module) -> int:
-    """Parameters and buffers, each storage once."""
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in (*module.parameters(), *module.buffers())
-    }
-    return sum(storages.values())
+def _storages(parts: Iterable[object]) -> dict[int, int]:
+    """Bytes of the parameters and buffers of the modules among `parts`, by address."""
+    modules = [part for part in parts if isinstance(part, nn.Module)]
+    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
 def _check_blocks(model: nn.Module, plan: PipelinePlan) -> None:
