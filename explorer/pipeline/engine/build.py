@@ -224,9 +224,12 @@ def policy_of(spec: RunSpec) -> Policy:
 
 def _storages(parts: Iterable[object]) -> dict[int, int]:
     """Bytes of the parameters and buffers of the modules among `parts`, by address."""
-    modules = [part for part in parts if isinstance(part, nn.Module)]
-    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    storages = {}
+    for part in parts:
+        if isinstance(part, nn.Module):
+            for tensor in (*part.parameters(), *part.buffers()):
+                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return storages
 
 
 def _check_blocks(model: nn.Module, plan: PipelinePlan) -> None:
