@@ -93,8 +93,8 @@ def _card_named(text: str) -> Card:
     if n_bytes > LARGEST_CARD:
         raise BadInput(f"No card has {mib(n_bytes)}.", hint=hint)
     if n_bytes <= DRIVER_BYTES[1]:
-        driver = f"driver and context may take {mib(DRIVER_BYTES[1])} of it"
-        raise BadInput(f"No step fits a card of {mib(n_bytes)}: {driver}.", hint=hint)
+        driver = mib(DRIVER_BYTES[1])
+        raise BadInput(f"No step fits a card of {mib(n_bytes)}: driver and context may take {driver} of it.", hint=hint)
     return _as_set_here(Card(name=f"a card of {mib(n_bytes)}", total_bytes=n_bytes))
 
 

@@ -21,7 +21,6 @@ VECTOR = 4
 """Elements that one load of a thread takes."""
 LEAST_VALUES, MOST_VALUES = 16, 256
 """Elements that one thread should add at least and at most."""
-LEAST_VECTORIZED = 128
 INDEX_BYTES = 2**31
 """A tensor that ends beyond this offset is reduced in halves, one after the other."""
 COUNTER_BYTES = 4
@@ -109,10 +108,9 @@ def _half(reduction: Reduction) -> Reduction | None:
     reach = [(size - 1) * stride for size, stride in zip(reduction.shape, reduction.strides)]
     if (1 + sum(reach)) * reduction.n_bytes <= INDEX_BYTES:
         return None
-    cut = max(range(len(reach)), key=reach.__getitem__)
-    size = -(-reduction.shape[cut] // 2)
-    shape = (*reduction.shape[:cut], size, *reduction.shape[cut + 1 :])
-    return replace(reduction, shape=shape)
+    cut, shape = reach.index(max(reach)), list(reduction.shape)
+    shape[cut] = -(-shape[cut] // 2)
+    return replace(reduction, shape=tuple(shape))
 
 
 def _layout(reduction: Reduction) -> _Layout:
@@ -148,7 +146,7 @@ def _scratch(layout: _Layout, part_bytes: int, card: Card) -> tuple[int, ...]:
         if not along:
             vector = _result_vector(layout)
             wide //= vector
-        elif wide >= LEAST_VECTORIZED and len(layout.dimensions) == 1:
+        elif len(layout.dimensions) == 1:  # torch does so from 128 elements on; fewer take no scratch
             wide //= VECTOR
     width, height = _block(wide, high, MOST_THREADS // vector)
     input_step, result_step = (width, 1) if along else (1, width)
@@ -183,7 +181,7 @@ def _result_vector(layout: _Layout) -> int:
 
 def _block(wide: int, high: int, most: int) -> tuple[int, int]:
     """Width and height of a block of at most `most` threads, powers of two."""
-    widest, highest = (most if size >= most else _power_below(size) for size in (wide, high))
+    widest, highest = (min(most, _power_below(size)) for size in (wide, high))
     height = min(highest, most // min(widest, WARP))
     return min(widest, most // height), height
 

@@ -55,8 +55,8 @@ class _Program:
     """(entry, whether it is born) of each tick."""
     phase_of: list[int]
     phases: tuple[PhaseSpan, ...]
-    user_loop: bool = False
-    replaced: dict[int, int] = field(default_factory=dict)
+    user_loop: bool
+    replaced: dict[int, int]
     """Entry alive at the end, by the entry of the next step that it stands for."""
 
     def role(self, entry: int) -> int:
@@ -65,27 +65,40 @@ class _Program:
 
 def program_of(run: Measurement) -> _Program:
     """The step of `run`. Raises BadInput if the run has no timeline."""
-    log, phases, user_loop = run.allocations, run.phases, run.origin == "recorded"
+    log, phases = run.allocations, run.phases
     if log is None:
         raise BadInput("A card is filled from a timeline, and this run has none.", hint="Run it again.")
+    absent = _counters(run, log)
+    absent |= {entry for entry, role in enumerate(log.role) if role == WORKSPACE or _is_seed(log, entry)}
     events: list[list[tuple[int, bool]]] = [[] for _ in range(log.n_ticks + 1)]
-    for entry, (born, died, role) in enumerate(zip(log.born, log.died, log.role)):
-        if role == WORKSPACE or _is_on_host(log, entry):
+    for entry, (born, died) in enumerate(zip(log.born, log.died)):
+        if entry in absent:
             continue
         if born > 0:
             events[born].append((entry, True))
         if 0 < died <= log.n_ticks:
             events[died].append((entry, False))
-    first = [entry for entry, born in enumerate(log.born) if born == 0 and log.role[entry] != WORKSPACE]
+    first = [entry for entry, born in enumerate(log.born) if born == 0 and entry not in absent]
     phase_of = [0] * (log.n_ticks + 1)
     for index, span in enumerate(phases):
-        phase_of[span.first_tick : span.end_tick] = [index] * (min(span.end_tick, log.n_ticks + 1) - span.first_tick)
-    program = _Program(log, first, events, phase_of, phases, user_loop)
-    program.replaced.update(replacements(log))
-    return program
+        for tick in range(span.first_tick, min(span.end_tick, log.n_ticks + 1)):
+            phase_of[tick] = index
+    return _Program(log, first, events, phase_of, phases, run.origin == "recorded", replacements(log))
 
 
-def _is_on_host(log: Allocations, entry: int) -> bool:
+def _counters(run: Measurement, log: Allocations) -> set[int]:
+    """Entries that count the steps of torch's AdamW: on a card they lie on the host, but in its `fused` form.
+
+    The moments of a parameter of one element are as small, so the number of counters decides.
+    """
+    if run.origin == "recorded" or run.spec.optimizer != "adamw" or run.spec.optimizer_form == "fused":
+        return set()
+    state = [entry for entry, role in enumerate(log.role) if role == STATE]
+    small = [entry for entry in state if log.n_bytes[entry] == COUNTER_BYTES]
+    return set(small[: len(state) // 3])  # a counter and two moments for each parameter
+
+
+def _is_seed(log: Allocations, entry: int) -> bool:
     """Whether the entry is a generator's seed or offset that the memory-efficient attention returns."""
     return log.n_bytes[entry] == SEED_BYTES and EFFICIENT in log.ops[log.op[entry]]
 
@@ -155,13 +168,14 @@ class _Play:
 
     def _begin(self) -> None:
         """Frees what the step before left, and lets its survivors stand for what they replaced."""
-        for entry, survivor in self.program.replaced.items():
+        program = self.program
+        for entry, survivor in program.replaced.items():
             if survivor in self.live:
                 self.live[entry] = self.live.pop(survivor)
-        fixed = set(self.program.first)
-        if self.program.user_loop:
-            fixed |= {entry for entry in survivors(self.program.log) if self.program.role(entry) != GRADIENT}
-        for entry in [entry for entry in self.live if entry not in fixed]:
+        fixed = set(program.first)
+        if program.user_loop:
+            fixed |= {entry for entry in survivors(program.log) if program.role(entry) != GRADIENT}
+        for entry in sorted(self.live.keys() - fixed):
             self.allocator.release(self.live.pop(entry))
 
     def _remake(self, entry: int) -> None:
@@ -185,7 +199,7 @@ class _Play:
 
     def _take(self, entry: int) -> None:
         log, self.entry = self.program.log, entry
-        if log.n_bytes[entry] == 0 or self._is_counter(entry):
+        if log.n_bytes[entry] == 0:
             return
         stream = log.stream[entry] if log.stream else 0
         self.live[entry] = self.allocator.allocate(log.n_bytes[entry], stream)
@@ -194,11 +208,6 @@ class _Play:
         self.requested = max(self.requested, self.allocator.requested_bytes)
         self.allocated = max(self.allocated, self.allocator.allocated_bytes)
         self.reserved = max(self.reserved, self.allocator.reserved_bytes)
-
-    def _is_counter(self, entry: int) -> bool:
-        """Whether an entry counts the steps of an optimizer of torch: the `foreach` form counts on the host."""
-        program = self.program
-        return not program.user_loop and program.role(entry) == STATE and program.log.n_bytes[entry] == COUNTER_BYTES
 
     def _take_workspaces(self, *, with_bias: bool) -> None:
         """A thread keeps the workspaces that its first product and its first product with a bias take (rule 4)."""

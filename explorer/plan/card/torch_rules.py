@@ -55,8 +55,8 @@ def parse_torch(text: str) -> str:
         return ""
     named = re.fullmatch(r"(\d+\.\d+)(\..*)?", text.strip())
     if named is None or named[1] not in TORCH_VERSIONS:
-        known = ", ".join(TORCH_VERSIONS)
-        raise BadInput(f"The rules of torch {text[:60]!r} are not known here.", hint=f"Name one of {known}.")
+        hint = f"Name one of {', '.join(TORCH_VERSIONS)}."
+        raise BadInput(f"The rules of torch {text[:60]!r} are not known here.", hint=hint)
     return named[1]
 
 

@@ -25,16 +25,21 @@ from explorer.engine.device.cuda_rules import FLOAT32, FLOAT32_RESULT, LOWER, LO
 from explorer.engine.device.kernel_memory import KernelMemory
 from explorer.engine.device.without_data import without_data
 from explorer.engine.model.describe import describe
+from explorer.engine.model.load import load
 from explorer.engine.watch.scopes import looking_at_saved
+from explorer.errors import BadInput
 from explorer.plan.card.cards import CARDS, RESULTS_ALONE, WITHOUT_RULE, capacity_bytes, parse_card
-from explorer.plan.card.step_on_card import memory_on
+from explorer.plan.card.step_on_card import memory_on, program_of
 from explorer.plan.card.torch_rules import workspace_bytes
 from explorer.plan.memory.ledger import ledger
+from explorer.plan.memory.next_step import STATE
 from explorer.plan.policy.presets import preset
 from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.sizes import mib
 from explorer.record import Measurement, ModelRef, Policy, RunSpec
 from explorer.record.card import Card
 from explorer.record.graph import ModelGraph
+from explorer.view.text.runs import card_rows, headroom_text
 from tests.golden.b200.loop import ROWS, STEPS, simulated
 from tests.zoo import sample
 
@@ -100,6 +105,37 @@ def test_steps_that_differ_are_an_interval_and_steps_that_repeat_end_early() -> 
     assert [memory.reserved_bytes for memory in spans] == sorted(memory.reserved_bytes for memory in spans)
     few, many = (memory_on(replace(CARDS["b200"], n_steps=n), played("small-bf16-backward-w5")) for n in (5, 1000))
     assert few == replace(many, card=few.card) and few.n_steps < 5 and few.least_reserved_bytes == few.reserved_bytes
+
+
+@pytest.mark.parametrize("form", ["default", "for-loop", "foreach", "fused"])
+def test_adamw_counts_its_steps_on_the_card_in_its_fused_form_alone(form: Literal["default", "fused"]) -> None:
+    """A bias of one element has moments as small as a counter."""
+    model = ModelRef(target="sample_models/mlp.py", size="small")
+    run = measure_without_data(RunSpec(model=model, optimizer_form=form, card=CARDS["h100"]))
+    sizes = [parameter.numel() for parameter in load(model).model.parameters()]
+    assert 1 in sizes
+    log = run.allocations
+    state = [log.n_bytes[entry] for entry in program_of(run).first if log.role[entry] == STATE]
+    assert sum(state) == 4 * (2 * sum(sizes) + (len(sizes) if form == "fused" else 0))
+
+
+DRIVER_OF_H200 = (552_402_944, 804_061_184)
+"""What driver and context of a real H200 took at the start, and after forward, backward and a convolution."""
+
+
+def test_the_share_of_an_unknown_driver_holds_that_of_a_real_one() -> None:
+    card = parse_card("24GiB")
+    least, most = 256 * 2**20, 800 * 2**20
+    assert least < DRIVER_OF_H200[0] and DRIVER_OF_H200[1] <= most
+    assert capacity_bytes(card) == 24 * 2**30 - most
+    assert card_rows(played("small-bf16-backward-w5").card)["Card"].endswith("of driver and context")
+    memory = memory_on(card, played("small-bf16-backward-w5"))
+    assert card_rows(memory)["Card"].endswith("assumed to take 256.0 MiB to 800.0 MiB")
+    left = card.total_bytes - memory.reserved_bytes
+    assert headroom_text(memory) == f"{mib(left - most)} to {mib(left - least)}"
+    with pytest.raises(BadInput, match="800.0 MiB of it"):
+        parse_card("800MiB")
+    assert capacity_bytes(parse_card("801MiB")) == 2**20
 
 
 def test_a_smaller_card_empties_its_cache_or_names_the_refusal() -> None:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.imaginary.operators import Program, attentions, call, kernel_of, programs, temporaries
 from explorer.engine.device.cuda_rules import cuda_rules
 from explorer.engine.device.kernel_memory import PARTS, REDUCED_LOSSES, KernelMemory
+from explorer.plan.card.cards import CARDS
 from explorer.plan.card.kernel_scratch import REDUCTIONS
 from explorer.plan.card.torch_rules import TORCH_VERSIONS, lt_workspace_bytes, workspace_bytes
 from explorer.record.card import Card
@@ -108,6 +109,25 @@ def test_a_reduced_loss_keeps_the_storage_that_the_cpu_keeps(loss: str, reductio
     operator, inputs = call(program, "cpu")
     real = operator(*(part.fill_(0.5) if isinstance(part, Tensor) else part for part in inputs))
     assert held_by(without_data(program), None)[1] == real.untyped_storage().nbytes()
+
+
+AT_THE_END_OF_A_RULE = {
+    (1024, 40960, 0): [],  # one block of threads for a result
+    (1024, 30720, 0): [31457280, 960],  # two blocks
+    (1023, 40960, 0): [],
+    (64, 131072, 1): [512, 256],
+    (64, 131071, 1): [512, 256],
+    (80, 131072, 1): [],
+}
+"""Scratch of a sum by rows, columns and dimension: torch 2.11 and 2.13 on an imaginary T4, of 40 multiprocessors."""
+
+
+@pytest.mark.parametrize("case", AT_THE_END_OF_A_RULE)
+def test_a_sum_takes_scratch_as_soon_as_two_blocks_share_a_result(case: tuple[int, int, int]) -> None:
+    n_rows, n_columns, dim = case
+    program = ["sum.dim_IntList", "float32", [[n_rows, n_columns]], [[dim]], None]
+    kept = 4 * (n_rows, n_columns)[1 - dim]
+    assert held_by(without_data(program), CARDS["t4"]) == [kept + sum(AT_THE_END_OF_A_RULE[case]), kept]
 
 
 def test_every_operator_with_a_rule_is_unknown_on_a_card_without_multiprocessors() -> None:

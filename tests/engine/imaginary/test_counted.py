@@ -15,6 +15,7 @@ from tests.engine.imaginary.test_run import has_cuda, has_cuda_build
 
 ROOT = Path(__file__).resolve().parents[3]
 MEASURE = ["-m", "explorer", "measure", "sample_models/gpt.py", "--policy", "every-2", "--predict", "--verify"]
+MEASURE += ["--optimizer-form", "fused"]  # its counters lie on the card; test_steps.py has the default
 NO_DEFAULTS = {"CUBLAS_WORKSPACE_CONFIG": "", "PYTHONPATH": str(ROOT)}
 
 

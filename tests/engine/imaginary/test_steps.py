@@ -14,6 +14,7 @@ ROWS = (
     "tied_lm every-2 bfloat16 adamw 10.0,",
     "vit sqrt none none 10.0,",
     "gpt all none own-adamw 10.0,",
+    "mlp every-2 none adamw 10.0,",
     "mlp keep-products none sgd 7.5,expandable_segments:True",
     "tied_lm all none none 7.5,expandable_segments:True",
     "gpt keep-all none forward 7.5,expandable_segments:True",

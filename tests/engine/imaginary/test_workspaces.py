@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from explorer.plan.card.cards import parse_card
 from explorer.record.card import Card
+from tests.engine.device.test_kernel_memory import AT_THE_END_OF_A_RULE
 from tests.engine.imaginary.test_run import has_cuda_build, values_on
 
 LOOP = """
@@ -72,6 +73,22 @@ def test_the_peak_under_torchs_default_stands_beside_that_of_the_setting() -> No
     text = steps_on(AMPERE, ":16:8")[-1]["text"]
     assert f"With torch's default the step peaks at {by_default['counted'][0] / MIB:.1f} MiB" in text
     assert "torch's default" not in by_default["text"]
+
+
+@has_cuda_build
+def test_a_sum_takes_the_scratch_that_the_rule_was_measured_by() -> None:
+    seen = values_on(
+        parse_card("t4"),
+        f"for rows, columns, dim in {[*AT_THE_END_OF_A_RULE]}:\n"
+        "    x = torch.empty(rows, columns, device='cuda')\n"
+        "    torch.cuda.memory._record_memory_history()\n"
+        "    kept = x.sum(dim)\n"
+        "    events = torch.cuda.memory._snapshot()['device_traces'][0]\n"
+        "    torch.cuda.memory._record_memory_history(enabled=None)\n"
+        "    taken = [event['size'] for event in events if event['action'] == 'alloc']\n"
+        "    out[str((rows, columns, dim))] = taken[1:]\n",
+    )
+    assert seen == {str(case): scratch for case, scratch in AT_THE_END_OF_A_RULE.items()}
 
 
 @has_cuda_build

@@ -135,6 +135,27 @@ def test_memory_is_refused_only_after_the_cache_was_emptied() -> None:
         allocator.allocate(8 * MIB)
 
 
+@pytest.mark.parametrize(
+    ("cached_mib", "request_mib", "left_mib"),
+    [
+        ((40, 70, 100, 120), 200, (40, 70)),  # several, the largest first, until the request has room
+        ((40, 70, 100, 120), 76, (40, 70, 120)),  # one that is large enough: the smallest of them
+        ((40, 64, 64), 100, (40,)),  # a block of the limit's size counts
+        ((40, 62), 90, ()),  # smaller blocks leave with the whole cache
+    ],
+)
+def test_large_blocks_that_no_request_may_split_are_returned_first(
+    cached_mib: tuple[int, ...], request_mib: int, left_mib: tuple[int, ...]
+) -> None:
+    """Rule 8: `release_available_cached_blocks` of torch's CUDACachingAllocator. The driver has no byte left."""
+    allocator = CachingAllocator(sum(cached_mib) * MIB, parse_options("max_split_size_mb:64"))
+    for block in [allocator.allocate(n * MIB) for n in cached_mib]:
+        allocator.release(block)
+    taken = allocator.allocate(request_mib * MIB)
+    assert taken.n_bytes == request_mib * MIB
+    assert sorted(size // MIB for size in allocator.segments.values()) == sorted((*left_mib, request_mib))
+
+
 def test_an_expandable_segment_strands_nothing_where_segments_do() -> None:
     """Blocks of growing size: each needs a segment of its own, or grows the one there is."""
 

@@ -161,6 +161,50 @@ def test_a_gpu_in_a_trace_has_the_allocators_totals() -> None:
     assert run.allocations is not None and "aten::mm" in run.allocations.ops
 
 
+def slice_event(name: str, begin_us: float, us: float) -> dict[str, Any]:
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 2, "ts": begin_us, "dur": us}
+
+
+@pytest.mark.parametrize(
+    ("time_us", "op"), [(1.0, ""), (2.0, "aten::mm"), (3.0, "aten::mm"), (3.5, "aten::mm"), (4.0, "")]
+)
+def test_a_request_at_the_begin_or_the_end_of_a_slice_is_inside(time_us: float, op: str) -> None:
+    trace = {"traceEvents": [slice_event("aten::mm", 2.0, 1.5), memory_event(3 * MIB, BASE, time_us)]}
+    (run,) = open_history(json.dumps(trace).encode(), "gpu.json").runs
+    log = run.allocations
+    assert log is not None and [log.ops[number] for number in log.op] == [op]
+
+
+@pytest.mark.parametrize("n_deeper", [0, 1])
+def test_the_200_outermost_slices_are_a_stack(n_deeper: int) -> None:
+    n = 199 + n_deeper
+    slices = [slice_event(f"outer_{i}", float(i), 1000.0 - 2 * i) for i in range(n)]
+    slices.append(slice_event("aten::mm", 300.0, 10.0))
+    (run,) = open_history(json.dumps({"traceEvents": [*slices, memory_event(1, BASE, 305.0)]}).encode(), "a.json").runs
+    log = run.allocations
+    assert log is not None and log.ops[log.op[0]] == ("outer_199" if n_deeper else "aten::mm")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "opens"),
+    [
+        ("ts", 1e15 - 1, True), ("ts", 1e15, False), ("Addr", (1 << 62) - 1, None), ("Device Type", 255, True),
+        ("Device Type", 256, False), ("Device Id", -1, True), ("Device Id", -2, False), ("Device Id", 65535, True),
+        ("Device Id", 65536, False), ("Total Reserved", 0, True), ("Total Reserved", -1, False),
+    ],
+)  # fmt: skip
+def test_numbers_of_a_trace_have_bounds(name: str, value: float, opens: bool | None) -> None:
+    trace = {"traceEvents": [memory_event(3 * MIB, BASE, 3.0)]}
+    event = trace["traceEvents"][0]
+    (event["args"] if name in event["args"] else event)[name] = value
+    data = json.dumps(trace).encode()
+    if opens:
+        assert open_history(data, "a.json").devices
+    elif opens is not None:
+        with pytest.raises(UnreadableFile, match="out of range"):
+            open_history(data, "a.json")
+
+
 def test_a_history_is_stored_and_comes_back() -> None:
     history = open_history(pickle.dumps(framed_document()), "a.pickle")
     stored = run_file.read(run_file.write(run_file.stored_record(history)))

@@ -142,6 +142,21 @@ def test_a_refused_request_fits_where_options_leave_room() -> None:
     assert by_options["expandable_segments:True"] == 0
 
 
+@pytest.mark.parametrize(("gap", "older_bytes"), [(512, 4 * MIB + 512), (MIB, 5 * MIB), (MIB + 512, 4 * MIB)])
+def test_a_gap_that_no_block_fills_belongs_to_the_older_block_before_it(gap: int, older_bytes: int) -> None:
+    """A large pool splits a rest off if it has more than 1 MiB. What the older block requested is in no event."""
+    document = small_document()
+    second = BASE + 4 * MIB + gap
+    document["segments"][0]["blocks"] = [block(BASE, 20 * MIB, state="inactive")]
+    document["segments"][0] |= {"allocated_size": 0, "active_size": 0}
+    document["device_traces"] = [[
+        event("alloc", second, 4 * MIB),
+        *(event(action, at, 4 * MIB) for at in (BASE, second) for action in ("free_requested", "free_completed")),
+    ]]  # fmt: skip
+    figures = history(document)
+    assert (figures.requested_bytes, figures.allocated_bytes) == (8 * MIB, older_bytes + 4 * MIB)
+
+
 def test_expandable_segments_of_the_record() -> None:
     """Pages that are mapped and unmapped count as reserved; their borders are no segments'."""
     document = small_document()
@@ -318,6 +333,19 @@ def test_no_class_is_admitted_even_without_the_first_check(tmp_path: Path, monke
     with pytest.raises(UnreadableFile, match="names a class"):
         snapshot_of(pickle.dumps(Touch(tmp_path / "mark")))
     assert not (tmp_path / "mark").exists()
+
+
+def test_small_containers_have_a_largest_number() -> None:
+    """An empty list takes two bytes of a file and 56 of memory. A file may have 100,000, and one for 10 bytes of it."""
+
+    def with_lists(n: int) -> bytes:
+        return b"\x80\x04" + b"]" * n + b"."
+
+    for n, is_refused in ((111_111, False), (111_112, True)):
+        assert (n > 100_000 + len(with_lists(n)) // 10) == is_refused
+        with pytest.raises(UnreadableFile) as error:  # a list is no snapshot
+            snapshot_of(with_lists(n))
+        assert (f"it has {n:,} lists and dicts" in error.value.sentence) == is_refused
 
 
 def test_a_file_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
