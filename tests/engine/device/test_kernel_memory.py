@@ -20,6 +20,7 @@ from explorer.plan.card.cards import CARDS
 from explorer.plan.card.kernel_scratch import REDUCTIONS
 from explorer.plan.card.torch_rules import TORCH_VERSIONS, lt_workspace_bytes, workspace_bytes
 from explorer.record.card import Card
+from tests.engine.imaginary.test_workspaces import AT_THE_END_OF_A_RULE
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "imaginary"
 ROWS: dict[str, list[dict[str, Any]]] = {
@@ -109,17 +110,6 @@ def test_a_reduced_loss_keeps_the_storage_that_the_cpu_keeps(loss: str, reductio
     operator, inputs = call(program, "cpu")
     real = operator(*(part.fill_(0.5) if isinstance(part, Tensor) else part for part in inputs))
     assert held_by(without_data(program), None)[1] == real.untyped_storage().nbytes()
-
-
-AT_THE_END_OF_A_RULE = {
-    (1024, 40960, 0): [],  # one block of threads for a result
-    (1024, 30720, 0): [31457280, 960],  # two blocks
-    (1023, 40960, 0): [],
-    (64, 131072, 1): [512, 256],
-    (64, 131071, 1): [512, 256],
-    (80, 131072, 1): [],
-}
-"""Scratch of a sum by rows, columns and dimension: torch 2.11 and 2.13 on an imaginary T4, of 40 multiprocessors."""
 
 
 @pytest.mark.parametrize("case", AT_THE_END_OF_A_RULE)

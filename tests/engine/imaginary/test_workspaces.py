@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from explorer.plan.card.cards import parse_card
 from explorer.record.card import Card
-from tests.engine.device.test_kernel_memory import AT_THE_END_OF_A_RULE
 from tests.engine.imaginary.test_run import has_cuda_build, values_on
 
 LOOP = """
@@ -73,6 +72,17 @@ def test_the_peak_under_torchs_default_stands_beside_that_of_the_setting() -> No
     text = steps_on(AMPERE, ":16:8")[-1]["text"]
     assert f"With torch's default the step peaks at {by_default['counted'][0] / MIB:.1f} MiB" in text
     assert "torch's default" not in by_default["text"]
+
+
+AT_THE_END_OF_A_RULE = {
+    (1024, 40960, 0): [],  # one block of threads for a result
+    (1024, 30720, 0): [31457280, 960],  # two blocks
+    (1023, 40960, 0): [],
+    (64, 131072, 1): [512, 256],
+    (64, 131071, 1): [512, 256],
+    (80, 131072, 1): [],
+}
+"""Scratch of a sum by rows, columns and dimension: torch 2.11 and 2.13 on an imaginary T4, of 40 multiprocessors."""
 
 
 @has_cuda_build

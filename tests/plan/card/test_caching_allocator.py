@@ -141,6 +141,7 @@ def test_memory_is_refused_only_after_the_cache_was_emptied() -> None:
         ((40, 70, 100, 120), 200, (40, 70)),  # several, the largest first, until the request has room
         ((40, 70, 100, 120), 76, (40, 70, 120)),  # one that is large enough: the smallest of them
         ((40, 64, 64), 100, (40,)),  # a block of the limit's size counts
+        ((64, 64, 64), 128, (64,)),  # just enough is enough
         ((40, 62), 90, ()),  # smaller blocks leave with the whole cache
     ],
 )
