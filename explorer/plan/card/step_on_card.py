@@ -79,9 +79,9 @@ def program_of(run: Measurement) -> _Program:
         if 0 < died <= log.n_ticks:
             events[died].append((entry, False))
     first = [entry for entry, born in enumerate(log.born) if born == 0 and entry not in absent]
-    phase_of = [0] * (log.n_ticks + 1)
+    phase_of = [0] * len(events)
     for index, span in enumerate(phases):
-        for tick in range(span.first_tick, min(span.end_tick, log.n_ticks + 1)):
+        for tick in range(len(events))[span.first_tick : span.end_tick]:
             phase_of[tick] = index
     return _Program(log, first, events, phase_of, phases, run.origin == "recorded", replacements(log))
 
