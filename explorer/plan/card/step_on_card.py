@@ -68,17 +68,18 @@ def program_of(run: Measurement) -> _Program:
     log, phases = run.allocations, run.phases
     if log is None:
         raise BadInput("A card is filled from a timeline, and this run has none.", hint="Run it again.")
-    absent = _counters(run, log)
-    absent |= {entry for entry, role in enumerate(log.role) if role == WORKSPACE or _is_seed(log, entry)}
+    counters = _counters(run, log)
+    first: list[int] = []
     events: list[list[tuple[int, bool]]] = [[] for _ in range(log.n_ticks + 1)]
-    for entry, (born, died) in enumerate(zip(log.born, log.died)):
-        if entry in absent:
+    for entry, (born, died, role) in enumerate(zip(log.born, log.died, log.role)):
+        if role == WORKSPACE or entry in counters or _is_seed(log, entry):
             continue
         if born > 0:
             events[born].append((entry, True))
+        else:
+            first.append(entry)
         if 0 < died <= log.n_ticks:
             events[died].append((entry, False))
-    first = [entry for entry, born in enumerate(log.born) if born == 0 and entry not in absent]
     phase_of = [0] * len(events)
     for index, span in enumerate(phases):
         for tick in range(len(events))[span.first_tick : span.end_tick]:
