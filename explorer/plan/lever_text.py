@@ -12,6 +12,7 @@ from explorer.plan.levers import BY_KEY, RECOMPUTE, price
 from explorer.plan.names import in_columns, outermost, some
 from explorer.plan.sizes import mib
 from explorer.record.fit import Fit, LeverRow, PlayedStep
+from explorer.record.plan import PCIE_4
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 
@@ -104,15 +105,26 @@ def script_lines(row: LeverRow) -> tuple[str, ...]:
     words["options"] = spec.card.options if spec.card is not None else ""
     words["last"] = spec.chunked_layer
     words["frozen"] = tuple(f"{name}." for name in spec.frozen)
+    words["policy"] = _policy_code(spec.policy)
+    words["host"] = _host_text(row.step)
     if spec.lora is not None:
         words |= {"rank": spec.lora.rank, "targets": spec.lora.targets}
     lines = []
     for key in row.levers:
         if key == RECOMPUTE:
-            lines.append(f"explorer.apply_policy(model, {_policy_code(spec.policy)})")
+            lines.append(f"explorer.apply_policy(model, {words['policy']})")
         else:
-            lines.append(BY_KEY[key].line.format_map(words))
+            lines += BY_KEY[key].line.format_map(words).splitlines()
     return tuple(lines)
+
+
+def _host_text(step: PlayedStep) -> str:
+    """`12.0 MiB on the host; copies take 0 (beside the step) to 0.8 ms at 31.5 GB/s, the rate of PCIe 4.0 x16`."""
+    most_ms = 1e3 * (step.moved_bytes or 0) / PCIE_4
+    return (
+        f"{mib(step.host_peak_bytes or 0)} on the host; copies take 0 (beside the step) to {most_ms:.2g} ms at "
+        f"{PCIE_4 / 1e9:g} GB/s, the published rate of PCIe 4.0 x16"
+    )
 
 
 def _policy_code(policy: Policy) -> str:

@@ -23,16 +23,18 @@ from explorer.record.fit import Effect, Fit, LeverRow, PlayedStep
 from explorer.record.graph import Lora
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Wish
-from explorer.record.policy import Policy
+from explorer.record.policy import Policy, Unit
 from explorer.record.run import RunSpec
 
-RECOMPUTE = "recompute"
+RECOMPUTE, OFFLOAD = "recompute", "offload"
 ATTENTION = "attn_implementation"
 """Argument of a factory, and setting of a Hugging Face configuration, that chooses the attention."""
 SDPA = "sdpa"
 SEGMENTS = "expandable_segments"
 """The setting of CUDA's allocator that leaves the least memory between blocks in most steps."""
 BUDGETS = "Give a size or a share of the peak of the step as it is, such as 8GiB or 70%."
+POLICIES = (RECOMPUTE, OFFLOAD)
+"""Levers that set the policy of a step: a combination adds recompute by itself."""
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 
 
@@ -49,6 +51,8 @@ class Parts(NamedTuple):
     """fqn of the last layer, if its output is that of the model."""
     logits_text: str = ""
     """The line that calls the last layer, or why its output cannot be made in chunks."""
+    blocks: tuple[str, ...] = ()
+    """fqns of the outermost modules that are called."""
 
 
 _FORMS = ("adamw", "sgd")
@@ -142,6 +146,11 @@ def _chunks(spec: RunSpec, parts: Parts) -> RunSpec | None:
     return replace(spec, chunked_layer=parts.last) if parts.last and not spec.chunked_layer else None
 
 
+def _offload(spec: RunSpec, parts: Parts) -> RunSpec | None:
+    units = tuple(Unit(blocks=(fqn,), action="offload") for fqn in parts.blocks)
+    return replace(spec, policy=Policy(units=units)) if units and not spec.policy.units else None
+
+
 LEVERS = (
     Lever(
         SEGMENTS,
@@ -149,6 +158,13 @@ LEVERS = (
         "allocator with expandable segments",
         _segments,
         'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "{options}"  # before torch is imported',
+    ),
+    Lever(
+        OFFLOAD,
+        OFFLOAD,
+        "activations offloaded to the host",
+        _offload,
+        "# {host}\nexplorer.apply_policy(model, {policy})",
     ),
     Lever("foreach", "optimizer", "optimizer with foreach=False", _for_loop, "{optimizer}, foreach=False)"),
     Lever("fused", "optimizer", "optimizer with fused=True", _fused, "{optimizer}, fused=True)"),
@@ -274,6 +290,7 @@ def played_step(run: Measurement, limit_bytes: int, first: Measurement | None = 
         reserved_bytes=None if memory is None else memory.reserved_bytes,
         total_flops=run.total_flops,
         fits=within_bytes(run, limit_bytes),
+        host_peak_bytes=run.peaks.offloaded_peak_bytes,
     )
 
 
@@ -292,12 +309,14 @@ def severity(row: LeverRow) -> int:
 def ranked(rows: Iterable[LeverRow], as_is: PlayedStep) -> tuple[LeverRow, ...]:
     """Rows that fit first; then by price; at equal price by the effect on gradients, then by bytes.
 
+    Offload comes last of both kinds: the time of its copies is an interval, and recompute may lie in it.
     Prices are equal below a tenth of a percent. A lever that saves FLOPs, as frozen parameters do, costs nothing.
     """
 
-    def key(row: LeverRow) -> tuple[bool, float, int, int, tuple[str, ...]]:
+    def key(row: LeverRow) -> tuple[bool, bool, float, int, int, tuple[str, ...]]:
         return (
             not row.step.fits,
+            row.levers == (OFFLOAD,),
             round(max(1.0, price(row.step, as_is)), 3),
             severity(row),
             row.step.needed_bytes,
@@ -328,7 +347,7 @@ def combinations(rows: Iterable[LeverRow], as_is: PlayedStep) -> list[tuple[Leve
     A lever that alone saves nothing may save bytes where recompute has moved the peak, into the optimizer for example.
     Within a group, a lever is left out if another saves as many bytes at no higher price and no worse gradients.
     """
-    saving = [row for row in rows if row.step.needed_bytes <= as_is.needed_bytes and row.levers != (RECOMPUTE,)]
+    saving = [row for row in rows if row.step.needed_bytes <= as_is.needed_bytes and row.levers[0] not in POLICIES]
     groups: dict[str, list[LeverRow]] = {}
     for row in saving:
         groups.setdefault(BY_KEY[row.levers[0]].group, []).append(row)

@@ -23,6 +23,9 @@ class PlayedStep(Record):
     total_flops: Count | None = None
     fits: bool = True
     """Within the budget, and granted by the card."""
+    host_peak_bytes: Count | None = None
+    """As of the Forecast, and so is the next; None: nothing is offloaded."""
+    moved_bytes: Count | None = None
 
     @property
     def needed_bytes(self) -> int:

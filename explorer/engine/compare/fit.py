@@ -25,6 +25,7 @@ from explorer.plan.card.step_on_card import memory_on
 from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.planners.confirm import confirmed, within_bytes
 from explorer.plan.planners.planner import Planner
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.sizes import mib
 from explorer.record.base import to_msgpack
 from explorer.record.fit import Fit, Judgement, LeftOut, LeverRow, PlayedStep
@@ -111,7 +112,10 @@ class Player:
         return run
 
     def _step(self, run: Measurement) -> PlayedStep:
-        return levers.played_step(run, self.limit_bytes)
+        step = levers.played_step(run, self.limit_bytes)
+        if step.host_peak_bytes is None:
+            return step
+        return replace(step, moved_bytes=Forecaster(self.run).forecast(run.spec.policy).moved_bytes)
 
     def _say(self, what: str) -> None:
         self._report(Progress(what=what, done=0, total=0))

@@ -102,7 +102,17 @@ def parts_of(model: nn.Module, *, has_attention: bool) -> Parts:
     layers, last = dict(model.named_modules()), last_layer(model)
     trained = set(map(id, layers[last].parameters()))  # a tied weight stays trained under its other name
     linears = [fqn for fqn, layer in layers.items() if fqn != last and _is_linear(layer)]
-    return Parts(has_attention, tuple(_without(trained, model, "")), _pattern(linears, last))
+    frozen, blocks = tuple(_without(trained, model, "")), tuple(_called(model, ""))
+    return Parts(has_attention, frozen, _pattern(linears, last), blocks=blocks)
+
+
+def _called(module: nn.Module, prefix: str) -> Iterator[str]:
+    """The outermost modules below `module` that are no mere containers."""
+    for name, child in module.named_children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield from _called(child, f"{prefix}{name}.")
+        else:
+            yield prefix + name
 
 
 def last_layer(model: nn.Module) -> str:
