@@ -28,7 +28,7 @@ from explorer.view.compare.before_run import (
     time_before_run,
 )
 from explorer.view.compare.headline import headlines
-from explorer.view.drawing.units import NOT_MEASURED
+from explorer.view.drawing.units import NOT_MEASURED, mib
 from explorer.view.text import explore as glossary
 from explorer.view.text.explore import Freshness, Headline
 from explorer.view.text.plan import in_words
@@ -169,6 +169,15 @@ def _cell(headline: Headline, view: View, *, was: str) -> Cell:
     )
 
 
+def _beside_host(headlines: tuple[Headline, ...], host_bytes: int) -> tuple[Headline, ...]:
+    """The figures of a policy that offloads, with the bytes on the host and what the time leaves out."""
+    more = {"step_peak_bytes": f"{mib(host_bytes)} on the host", "time_ratio": "without copies"}
+    return tuple(
+        replace(headline, delta=", ".join(filter(None, (headline.delta, more.get(headline.key)))))
+        for headline in headlines
+    )
+
+
 def _drawn(base: Measurement | None, drawn: Drawn, instead: str | None) -> tuple[Headline, ...]:
     """Figures before a run: the baseline measured, the policy predicted. `instead`: the text if Run has no use."""
     policy = drawn.policy
@@ -185,6 +194,8 @@ def _drawn(base: Measurement | None, drawn: Drawn, instead: str | None) -> tuple
         gradients_before_run(drawn.hazards),
         Headline(key="n_recompute", value=drawn.chosen, delta="chosen" if policy.units else "none chosen"),
     )
+    if forecast.host_peak_bytes is not None:
+        headlines = _beside_host(headlines, forecast.host_peak_bytes)
     if base is None or base.origin == "measured":
         return headlines
     not_measured = (MEASURED, COUNTED) if base.origin == "predicted" else (MEASURED,)

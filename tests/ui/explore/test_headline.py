@@ -9,7 +9,7 @@ from explorer.errors import ExplorerError
 from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.policy import file as policy_file
 from explorer.plan.predict.baseline import keep_all_from
-from explorer.record import KEEP_ALL, Comparison, Hazard, Measurement, ModelGraph, Policy, RunSpec
+from explorer.record import KEEP_ALL, Comparison, Hazard, Measurement, ModelGraph, Policy, RunSpec, Unit
 from explorer.record.failure import Failure
 from explorer.record.measurement import Refused
 from explorer.record.plan import Forecast
@@ -98,6 +98,15 @@ def test_stale_figures_keep_the_old_value_beside_the_prediction() -> None:
     drawn = Drawn(policy=Policy.recompute(ALL[:1]), forecast=Forecast(step_peak_bytes=50 * graphs.MIB))
     assert figures(view(both, base, stale=True), drawn)[0].origin == ("predicted",)
     assert cells(view(both, base, stale=True), drawn)[0].below == "before: 104.5 → 34.5 MiB"
+
+
+def test_the_strip_of_an_offloading_policy_has_the_bytes_of_the_host() -> None:
+    policy = Policy(units=(Unit(blocks=(ALL[0],), action="offload"),))
+    forecast = Forecast(step_peak_bytes=50 * MIB, host_peak_bytes=12 * MIB, moved_bytes=24 * MIB)
+    strip = {figure.key: figure for figure in figures(view(None, measured()), Drawn(policy=policy, forecast=forecast))}
+    assert strip["step_peak_bytes"].delta.endswith(", 12.0 MiB on the host")
+    assert strip["time_ratio"].delta.endswith("without copies")
+    assert not any("host" in figure.delta for key, figure in strip.items() if key != "step_peak_bytes")
 
 
 def test_the_strip_says_predicted_of_a_baseline_that_did_not_run() -> None:
