@@ -186,7 +186,7 @@ def _drawn(base: Measurement | None, drawn: Drawn, instead: str | None) -> tuple
     if base and base.spec.policy.units:
         of_base = "this policy" if base.spec.policy == policy else OPENED
     peak, saved = (base.step_peak_bytes, base.saved_after_forward_bytes) if base else (None, None)
-    headlines = (
+    headlines: tuple[Headline, ...] = (
         bytes_before_run("step_peak_bytes", peak, forecast.step_peak_bytes, of_base),
         bytes_before_run("saved_after_forward_bytes", saved, forecast.saved_after_forward_bytes, of_base),
         flops_before_run(forecast.flop_ratio, is_base=base is not None and not policy.units),
