@@ -39,7 +39,7 @@ def check_a_run_from_the_page(bench: Bench) -> None:
     cells = {cell["label"]: cell for cell in strip_cells(page)}
     peak, verdict = cells["Step peak"], cells["Gradients"]["value"]
     bench.figure("step peak", peak["value"])
-    bench.expect("MiB" in peak["value"] and "≈" not in peak["value"], f"the page shows no measured peak: {peak}")
+    bench.expect("iB" in peak["value"] and "≈" not in peak["value"], f"the page shows no measured peak: {peak}")
     words = texts(page)
     bench.expect("not safe" not in words, "the page calls a policy unsafe that is safe")
     bench.expect(("imaginary" in words) == bench.is_imaginary, "the page does not name its card")
