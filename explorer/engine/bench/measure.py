@@ -354,13 +354,13 @@ def measure_without_data(
     report: Report = silent,
     step: Callable[[Trainee, OnPhase], object] = step_without_loss,
     *,
-    other_options: Sequence[str] = OTHER_OPTIONS,
+    figures_only: bool = False,
 ) -> Measurement:
     """The predicted memory of the step of `spec`, tick by tick, without memory for the parameters.
 
     No kernel runs. If the spec names a card, CUDA's rules are played, and the record says what the card holds.
-    `step` may be another step, which may set the trainee's optimizer. `other_options`: see `memory_on`. Raises
-    BadInput, ModelNotLoaded, ModelFailed.
+    `step` may be another step, which may set the trainee's optimizer. `figures_only` leaves out other settings of the
+    allocator, the graph, and of a policy the releases. Raises BadInput, ModelNotLoaded, ModelFailed.
     """
     if spec.device != "cpu":
         raise BadInput("A step without data is played on the CPU.", hint="Leave --device out.")
@@ -387,12 +387,12 @@ def measure_without_data(
                 step(trainee, ignore)
             else:  # the step in which an optimizer of the caller makes its state
                 first = play().measurement(spec)
-            watched = watch_releases(trainee, tracker_of(trainee))
+            watched = None if figures_only and spec.policy.units else watch_releases(trainee, tracker_of(trainee))
             meter("playing the step under the tracker")
             recording = play()
         run = with_releases(recording.measurement(spec), watched)
-        run = replace(run, graph=graph_of_conditions(spec), batch=trainee.batch_text)
+        run = replace(run, graph=None if figures_only else graph_of_conditions(spec), batch=trainee.batch_text)
     if spec.card is not None:
-        memory = memory_on(spec.card, run, first, others=other_options)
+        memory = memory_on(spec.card, run, first, others=() if figures_only else OTHER_OPTIONS)
         return replace(run, origin="predicted", card=memory, warnings=(LEFT_OUT,))
     return replace(run, origin="predicted", warnings=(*ON_THE_CPU, *([CPU_AUTOCAST] * (spec.autocast != "none"))))

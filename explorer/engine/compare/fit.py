@@ -105,7 +105,7 @@ class Player:
         step = to_msgpack(spec if card is None else replace(spec, card=replace(card, options="")))
         run = self._timelines.get(step)
         if run is None or card is None:
-            run = measure_without_data(spec, self._report, other_options=())
+            run = measure_without_data(spec, self._report, figures_only=True)
         else:
             run = replace(run, spec=spec, card=memory_on(card, run, others=()))
         self._runs[key] = self._timelines[step] = run
