@@ -170,6 +170,7 @@ class Steps:
 
 def _reserved_bytes(run: Measurement) -> int:
     """Reserved peak of the step if its card had no end."""
+    assert run.spec.card is not None
     endless = replace(run.spec.card, total_bytes=LARGEST_CARD, taken_bytes=0)
     return memory_on(endless, run, others=()).reserved_bytes
 
