@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 
@@ -12,11 +11,9 @@ from msgspec.structs import replace
 from explorer.engine.bench.measure import measure, measure_without_data
 from explorer.engine.compare.fit import Player, fit
 from explorer.engine.compare.fit_judge import Judge, SpecBaseline
-from explorer.engine.compare.outcome import reference
 from explorer.errors import BadInput
 from explorer.plan import levers
 from explorer.plan.card.cards import capacity_bytes, parse_card
-from explorer.record.base import to_msgpack
 from explorer.record.fit import Effect, Fit, Judgement, LeverRow, PlayedStep
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
@@ -93,31 +90,9 @@ def test_the_form_of_an_optimizer_is_applied() -> None:
     assert peaks["fused"] < peaks["for-loop"] < peaks["foreach"]
 
 
-PLAYS: list[RunSpec] = []
-"""Specs that `over_budget` played, in order."""
-BASELINE_RUNS: list[str] = []
-"""What its judge ran of the baseline."""
-
-
 @pytest.fixture(scope="module")
-def over_budget() -> Iterator[Fit]:
-    """Dropout is off: then halves of the batch add up to the batch. Plays and runs of the baseline are noted."""
-
-    def noted_play(spec: RunSpec, *args: object, **options: object) -> Measurement:
-        PLAYS.append(spec)
-        return measure_without_data(spec, *args, **options)  # type: ignore[arg-type]
-
-    def noted_reference(*args: object, **options: object) -> object:
-        BASELINE_RUNS.append("float64")
-        return reference(*args, **options)  # type: ignore[arg-type]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("explorer.engine.compare.fit.measure_without_data", noted_play)
-        patch.setattr("explorer.engine.compare.judgement.reference", noted_reference)
-        yield _over_budget()
-
-
-def _over_budget() -> Fit:
+def over_budget() -> Fit:
+    """Dropout is off: then halves of the batch add up to the batch."""
     spec = spec_of("gpt")
     arguments = {**spec.model.arguments, "dropout": 0.0, "batch": 8, "length": 32}
     spec = replace(spec, model=replace(spec.model, arguments=arguments))
@@ -132,19 +107,6 @@ def test_real_steps_decide_what_a_lever_does_to_gradients(over_budget: Fit) -> N
     assert effects["recompute",] == "bitwise"
     assert effects["accumulate",] == effects["chunks",] == "rounding"
     assert all(effects[key,] == "different" for key in ("autocast", "dtype", "lora", "freeze"))
-
-
-@pytest.mark.slow
-def test_nothing_is_played_twice_and_the_baseline_runs_once_for_all_rows(over_budget: Fit) -> None:
-    assert len(PLAYS) == len(set(map(to_msgpack, PLAYS))), "a step is played once"
-    assert sum(not spec.policy.units for spec in PLAYS) >= len(over_budget.rows) - 1
-    assert BASELINE_RUNS == ["float64"], "of many rows with rounding, one needs the float64 run"
-    frozen = [row for row in over_budget.rows if row.levers == ("freeze",)]
-    assert frozen[0].step.fits and levers.severity(frozen[0]) == levers.EFFECTS.index("different")
-    with_recompute = [spec for spec in PLAYS if spec.policy.units]
-    assert not [spec for spec in with_recompute if spec.optimizer != "adamw" or spec.dtype != "own"], (
-        "frozen parameters fit, cost less and change gradients no more: another optimizer with recompute is beaten"
-    )
 
 
 def test_a_set_is_beaten_by_a_row_that_costs_less_than_the_set_can_and_is_as_mild() -> None:
