@@ -391,8 +391,10 @@ def measure_without_data(
             meter("playing the step under the tracker")
             recording = play()
         run = with_releases(recording.measurement(spec), watched)
-        run = replace(run, graph=None if figures_only else graph_of_conditions(spec), batch=trainee.batch_text)
+        run = replace(run, batch=trainee.batch_text)
+        if not figures_only:
+            run = replace(run, graph=graph_of_conditions(spec))
     if spec.card is not None:
-        memory = memory_on(spec.card, run, first, others=() if figures_only else OTHER_OPTIONS)
+        memory = memory_on(spec.card, run, first, others=OTHER_OPTIONS * (not figures_only))
         return replace(run, origin="predicted", card=memory, warnings=(LEFT_OUT,))
     return replace(run, origin="predicted", warnings=(*ON_THE_CPU, *([CPU_AUTOCAST] * (spec.autocast != "none"))))
