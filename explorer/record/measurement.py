@@ -206,6 +206,8 @@ class Measurement(Record):
     warnings: tuple[str, ...] = ()
     unwatched_parameter_bytes: Count = 0
     """Recorded steps: parameters that optimizers of the step train and that no recorded module holds."""
+    left_bytes: Count = 0
+    """Recorded steps: results of earlier forwards that were alive when the step began."""
     zero_grad_tick: Count | None = None
     """Recorded steps: the tick of the last call of `zero_grad`; None: the loop called none."""
     keeps_gradients: bool = False

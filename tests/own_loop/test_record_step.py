@@ -414,6 +414,32 @@ def test_weights_of_other_models_are_parameters_and_no_input(beside: str) -> Non
     assert (more["gradient"], more["optimizer state"]) == (n_bytes * is_trained, (2 * n_bytes + 2 * 4) * is_trained)
 
 
+@pytest.mark.parametrize("held_by", ["a variable", "a caught error", "nothing"])
+def test_results_of_an_earlier_forward_are_named_where_they_are_much_of_the_peak(held_by: str) -> None:
+    """PyTorch's FAQ: a traceback refers to every variable of its frames, so a retry inside `except` starts full."""
+    model = nn.Sequential(nn.Linear(8, 4096), nn.Tanh(), nn.Linear(4096, 1))
+
+    def forward() -> torch.Tensor:
+        hidden = model[1](model[0](torch.ones(64, 8)))
+        if held_by == "a caught error":
+            raise RuntimeError("out of memory, say")
+        return hidden if held_by == "a variable" else hidden.detach()
+
+    gc.collect()
+    try:
+        _held = forward()
+    except RuntimeError:
+        _held = None
+        with explorer.record_step(model) as run:
+            model(torch.ones(4, 8)).sum().backward()
+    else:
+        with explorer.record_step(model) as run:
+            model(torch.ones(4, 8)).sum().backward()
+    n_bytes = 0 if held_by == "nothing" else 64 * 4096 * 4
+    assert run.measurement.left_bytes == n_bytes
+    assert ("1.0 MiB of the peak are results of an earlier forward" in str(run)) == bool(n_bytes)
+
+
 def test_the_adjacency_of_a_graph_is_an_input_and_no_convolution_is_named() -> None:
     n = 400
     adjacency = torch.rand(n, n).to_sparse()

@@ -134,8 +134,13 @@ class LoopRecording:
         self._policy = policy_of(self._model)
         # Other tensors of Python on the device than the model's and the optimizer's count as input.
         before = [*tensors_before_step(self._model, self.optimizers, ()), *tensors_beside(self._model, in_memory)]
-        here = (thing for thing in in_memory if lies_on(thing, self.device.torch))
-        before += [KnownTensor(thing, "input", "") for thing in here]
+        left = []
+        for thing in in_memory:
+            if lies_on(thing, self.device.torch):
+                before.append(KnownTensor(thing, "input", ""))
+                if not thing.is_leaf:
+                    left.append(before[-1])
+        self._left_bytes = storage_bytes(left, self.device.torch)
         segments = segment_heads(self._policy)
         self._tracker = _LoopTracker(self._model, self.device.torch, before, segments=segments)
         self._recording = Recording(self._model, self._tracker, self.device)
@@ -173,6 +178,7 @@ class LoopRecording:
             unwatched_parameter_bytes=storage_bytes(
                 unwatched_parameters(self._model, self.optimizers), self.device.torch
             ),
+            left_bytes=self._left_bytes,
             zero_grad_tick=self._zero_grad_tick(run.allocations),
             keeps_gradients=self._zero_grad is not None and not self._zero_grad[1],
             ran_as_written=self._runs_as_written,

@@ -25,18 +25,21 @@ from explorer.record.policy import Policy
 LARGE_SHARE = 0.05
 """Share of a peak above which the unattributed bytes are mentioned."""
 
+LEFT_SHARE = 0.25
+"""Share of a peak above which the results of an earlier step are mentioned."""
+
 
 def peak_caveats(run: Measurement) -> tuple[str, ...]:
     """Sentences on the limits of the peak of a run."""
     log = run.allocations
     if log is None or not run.complete:
-        return ()
+        return tuple(filter(None, [_left(run)]))
     as_written = (
         "torch.compile was off in this step alone, so that its blocks could be seen: compiled code ran as it is "
         "written, and a compiled step has another peak."
     )
     sentences = [as_written] if run.ran_as_written else []
-    sentences += [_workspaces(run), _unwatched(run), bytes_outside(run)]
+    sentences += [_workspaces(run), _unwatched(run), _left(run), bytes_outside(run)]
     if run.ran_compiled:
         sentences.insert(0, COMPILED)
     else:
@@ -102,6 +105,17 @@ def _unwatched(run: Measurement) -> str:
         f"{mib(run.unwatched_parameter_bytes)} of parameters that this step trains are in no module of the record. "
         "What their modules save is in the total, and in no block's share. Give all models by name: "
         "record_step({'encoder': encoder, 'decoder': decoder})."
+    )
+
+
+def _left(run: Measurement) -> str:
+    """A sentence where an earlier step made much of the peak. PyTorch's FAQ, "My out of memory exception handler can't
+    allocate memory": a traceback refers to every variable of its frames."""
+    if run.left_bytes <= LEFT_SHARE * (run.held_peak_bytes or 0):
+        return ""
+    return (
+        f"{mib(run.left_bytes)} of the peak are results of an earlier forward, held by a variable or by the traceback "
+        "of a caught error: `del` them, and try again outside of `except`."
     )
 
 
