@@ -19,8 +19,8 @@ from explorer.engine.imaginary.torch_build import Needs, TorchBuild, needs_of, t
 
 SOURCES = Path(__file__).parent / "stubs"
 CORE = "libimaginary.so"
-OPENED_BY_NAME = ("libcuda.so.1", "libnvidia-ml.so.1")
-"""Libraries that torch opens when it needs them; no library of torch is linked to NVML."""
+OPENED_BY_NAME = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvJitLink.so.13")
+"""Libraries that torch opens when it needs them; no library of torch is linked to NVML. bitsandbytes needs the last."""
 MAKES_HANDLE = re.compile(r"(cublas|cusparse|cusolver|cufft|curand|cudnn|nvrtc)\w*[cC]reate\w*")
 WANTS_MEMORY: list[tuple[str, int, str]] = json.loads((SOURCES / "wants_memory.json").read_text())
 """Functions that answer how much memory another one wants: their name, the position of the answer, its type.

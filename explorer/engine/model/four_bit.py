@@ -61,6 +61,7 @@ def _in_blocks(values: Tensor, size: int) -> Tensor:
 
 
 def _nearest(values: Tensor, table: Tensor) -> Tensor:
+    table = table.to(values.device)
     return torch.bucketize(values, (table[1:] + table[:-1]) / 2).to(torch.uint8)
 
 
@@ -76,15 +77,15 @@ def _(values: Tensor, outer: Tensor, table: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("explorer::weight_of_4_bits", mutates_args=())
-def weight_of(packed: Tensor, scales: Tensor, shape: list[int]) -> Tensor:
+def weight_of(packed: Tensor, scales: Tensor, levels: Tensor, shape: list[int]) -> Tensor:
     """The weight in bfloat16."""
-    levels = torch.stack((packed.view(-1) >> 4, packed.view(-1) & 15), 1).view(-1).long()
-    values = torch.tensor(NF4)[levels] * scales.repeat_interleave(ELEMENTS)[: len(levels)]
+    numbers = torch.stack((packed.view(-1) >> 4, packed.view(-1) & 15), 1).view(-1).long()
+    values = levels[numbers] * scales.repeat_interleave(ELEMENTS)[: len(numbers)]
     return values[: shape[0] * shape[1]].view(shape).bfloat16()
 
 
 @weight_of.register_fake
-def _(packed: Tensor, scales: Tensor, shape: list[int]) -> Tensor:
+def _(packed: Tensor, scales: Tensor, levels: Tensor, shape: list[int]) -> Tensor:
     return packed.new_empty(shape, dtype=torch.bfloat16)
 
 
@@ -112,7 +113,7 @@ class FourBit(nn.Module):
         """The weight in bfloat16, made for one product."""
         scales = scales_of(self.scale_values, self.outer_scales, self.scale_codes)
         scales += self.scale_mean
-        return weight_of(self.weight, scales, self.shape)
+        return weight_of(self.weight, scales, self.levels, self.shape)
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.bfloat16()
@@ -131,7 +132,8 @@ def hold_in_four_bits(layer: nn.Linear) -> None:
     layer.__class__ = _in_four_bits(type(layer))  # type: ignore[assignment, arg-type]
     layer.shape = list(layer.weight.shape)  # type: ignore[assignment]
     layer.weight = nn.Parameter(packed, requires_grad=False)
-    tables = codes(signed=True).to(packed.device, copy=True)  # each layer has a copy on a GPU
+    layer.register_buffer("levels", outer.new_tensor(NF4))  # each layer has copies of both tables on a GPU
+    tables = codes(signed=True).to(packed.device, copy=True)
     for name, value in zip(
         ("scale_values", "outer_scales", "scale_mean", "scale_codes"), (values, outer, mean, tables)
     ):

@@ -186,6 +186,11 @@ Status cudaMemGetInfo(size_t *out_free, size_t *out_total) { return *out_free = 
 Status cudaDeviceGetDefaultMemPool(void **out, int device) { return *out = (void *)8, SUCCESS; }
 Status cudaMemPoolGetAttribute(void *pool, int attribute, uint64_t *out) { return *out = card.bytes - card.taken - free_bytes(current), SUCCESS; }
 
+/* Managed memory lies on the host until a kernel reads it, and no kernel runs. torch takes none; bitsandbytes pages by it. */
+Status cudaHostAlloc(void **out, size_t bytes, unsigned flags);
+Status cudaMallocManaged(void **out, size_t bytes, unsigned flags) { return cudaHostAlloc(out, bytes, flags); }
+Status cudaMemPrefetchAsync(void) { return SUCCESS; }
+
 /* Pinned memory is memory of the machine, in a list so that torch sees that it is pinned. */
 typedef struct Pinned { struct Pinned *next; char *start; size_t bytes; } Pinned;
 static Pinned *pinned;
