@@ -145,8 +145,9 @@ def ranked(rank):
     for one in (run, *watch.runs.values()):
         log = one.measurement.allocations
         held = {role: 0 for role in explorer.record.allocations.ROLES}
-        for size, role, born in zip(log.n_bytes, log.role, log.born):
-            held[explorer.record.allocations.ROLES[role]] += size if not born else 0
+        for size, role, born, block in zip(log.n_bytes, log.role, log.born, log.block):
+            of_the_model = not born and log.blocks[block]
+            held[explorer.record.allocations.ROLES[role]] += size if of_the_model else 0
         assert held["parameter"] == n_bytes, held
         assert 2 * n_bytes <= held["optimizer state"] <= 2 * n_bytes + 64, held
         assert [one.measurement.by_fqn[fqn].n_forward for fqn in "012"] == [1, 1, 1]

@@ -54,8 +54,8 @@ def tensors_peak(run: Measurement) -> int:
     return max(accumulate(line))
 
 
-BY_PARTS = ("adamw8bit", "qlora")
-"""Levers whose operators work in parts on a CPU, in memory that a GPU's kernel does not take."""
+BY_TENSORS = ("adamw8bit", "qlora", "offload")
+"""Levers whose kernels take memory of their own on a CPU: only their tensors are compared."""
 NOT_CHANGED = {("resnet", "lora"), ("resnet", "qlora")}
 """The only Linear of a ResNet is its last layer."""
 LEVERS = [lever for lever in levers.LEVERS if lever.key not in ("attention", levers.SEGMENTS)]
@@ -72,7 +72,7 @@ def test_a_lever_holds_what_its_play_said(name: str, lever: levers.Lever) -> Non
         return
     played, measured = measure_without_data(changed), measure(changed)
     assert measured.failure is None
-    if lever.key in BY_PARTS:
+    if lever.key in BY_TENSORS:
         assert played.step_peak_bytes == pytest.approx(measured.peaks.tracker_peak_bytes, rel=1e-3)
         return
     assert played.step_peak_bytes == pytest.approx(tensors_peak(measured), rel=1e-3)
@@ -138,7 +138,8 @@ def test_every_row_is_a_step_that_was_played_whole(over_budget: Fit) -> None:
 
 @pytest.mark.slow
 def test_a_combination_is_cheaper_or_milder_than_every_lever_that_fits(over_budget: Fit) -> None:
-    as_is, singles = over_budget.as_is, [row for row in over_budget.rows if row.step.fits]
+    as_is, fitting = over_budget.as_is, [row for row in over_budget.rows if row.step.fits]
+    singles = [row for row in fitting if row.levers != ("offload",)]  # its price is time, and is in no FLOPs
     for row in over_budget.combinations:
         assert row.step.fits and len(row.levers) > 1 and row.judgement.effect != "not judged"
         for single in singles:
