@@ -156,8 +156,7 @@ class MeasuredBlock(Record):
     n_operators: Count | None = None
     """Calls of operators in that forward, views included; None: not counted."""
     n_saved: Count | None = None
-    """Tensors that autograd was handed to keep in that forward, parameters and repeated ones included; None: not
-    counted."""
+    """Tensors that autograd was handed in that forward, parameters and repeated ones included; None: not counted."""
     in_place: dict[str, Count] = {}
     """Calls in forward of operators that write into an argument, by the block's own code."""
 
@@ -213,8 +212,7 @@ class Measurement(Record):
     keeps_gradients: bool = False
     """True if that call zeroes gradients in place (`set_to_none=False`), so that later steps hold them throughout."""
     own_checkpointing: OwnCheckpointing | None = None
-    """The model's own checkpointing, as the recorded step showed it; None: a prediction, or a file of an earlier
-    version."""
+    """The model's own checkpointing, as the recorded step showed it; None: a prediction, or an older file."""
     ran_as_written: bool = False
     """True if a recorded step called compiled code (torch.compile), which ran uncompiled."""
     ran_compiled: bool = False
