@@ -95,7 +95,8 @@ def _saved_by_call(
     saved = replay.between(first, end)
     dies_in_forward = replay.phase[np.minimum(died[saved], len(replay.line) - 1)] == FORWARD
     saved = saved[(replay.role[saved] == SAVED) & ~dies_in_forward]
-    own_outputs = _own_outputs(replay, unit[-1], members[-1])
+    outputs = [entry for entry in members[-1].outputs if not _is_held_by_loop(replay, entry)]
+    own_outputs = [entry for entry in _own_outputs(replay, unit[-1], members[-1]) if entry in outputs]
     saved = saved[~np.isin(saved, [entry for entry in members[-1].outputs if entry not in own_outputs])]
     begins = _first_read(replay, births)
     if begins is None:
@@ -106,7 +107,7 @@ def _saved_by_call(
     # An entry that dies earlier is held by later blocks: recompute would not free it.
     saved = saved[died[saved] >= begins]
     # An output that other blocks hold and the unit saves too is freed in backward of the unit.
-    saved_outputs = [entry for entry in members[-1].outputs if first < born[entry] and died[entry] >= begins]
+    saved_outputs = [entry for entry in outputs if first < born[entry] and died[entry] >= begins]
     inner = np.concatenate((saved[~np.isin(saved, own_outputs)], ints(saved_outputs)))
     last = int(born[inner].max(initial=first))
     again = replay.between(first, last if stops_early else end)
@@ -208,6 +209,13 @@ def _ends(died: Bytes, saved: NDArray[np.intp], outputs: Sequence[int], ends: in
     """
     ends = int(died[saved[~np.isin(saved, outputs)]].max(initial=ends))
     return max(ends, min(int(died[saved].max(initial=0)), ends + 1))
+
+
+def _is_held_by_loop(replay: Replay, entry: int) -> bool:
+    """Whether the model returns the entry and it is alive when backward has ended: a variable of the loop holds it."""
+    if not any(entry in call.outputs for call in replay.calls.get("", ())):
+        return False
+    return bool((replay.phase[int(replay.died[entry]) :] != BACKWARD).all())
 
 
 def _own_outputs(replay: Replay, fqn: str, call: Call) -> list[int]:
