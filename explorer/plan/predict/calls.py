@@ -90,13 +90,11 @@ def _saved_by_call(
 
     `members` are the calls of the unit's blocks, `births` the ticks at which backward allocates inside the unit.
     """
-    first, end = members[0].first, members[-1].end
-    born, died = replay.born, replay.died
+    first, end, born, died = members[0].first, members[-1].end, replay.born, replay.died
     saved = replay.between(first, end)
     dies_in_forward = replay.phase[np.minimum(died[saved], len(replay.line) - 1)] == FORWARD
     saved = saved[(replay.role[saved] == SAVED) & ~dies_in_forward]
-    outputs = [entry for entry in members[-1].outputs if not _is_held_by_loop(replay, entry)]
-    own_outputs = [entry for entry in _own_outputs(replay, unit[-1], members[-1]) if entry in outputs]
+    own_outputs = _own_outputs(replay, unit[-1], members[-1])
     saved = saved[~np.isin(saved, [entry for entry in members[-1].outputs if entry not in own_outputs])]
     begins = _first_read(replay, births)
     if begins is None:
@@ -107,7 +105,8 @@ def _saved_by_call(
     # An entry that dies earlier is held by later blocks: recompute would not free it.
     saved = saved[died[saved] >= begins]
     # An output that other blocks hold and the unit saves too is freed in backward of the unit.
-    saved_outputs = [entry for entry in outputs if first < born[entry] and died[entry] >= begins]
+    saved_outputs = [entry for entry in members[-1].outputs if first < born[entry] and died[entry] >= begins]
+    saved_outputs = _without_held(replay, saved_outputs)
     inner = np.concatenate((saved[~np.isin(saved, own_outputs)], ints(saved_outputs)))
     last = int(born[inner].max(initial=first))
     again = replay.between(first, last if stops_early else end)
@@ -211,11 +210,14 @@ def _ends(died: Bytes, saved: NDArray[np.intp], outputs: Sequence[int], ends: in
     return max(ends, min(int(died[saved].max(initial=0)), ends + 1))
 
 
-def _is_held_by_loop(replay: Replay, entry: int) -> bool:
-    """Whether the model returns the entry and it is alive when backward has ended: a variable of the loop holds it."""
-    if not any(entry in call.outputs for call in replay.calls.get("", ())):
-        return False
-    return bool((replay.phase[int(replay.died[entry]) :] != BACKWARD).all())
+def _without_held(replay: Replay, outputs: Sequence[int]) -> list[int]:
+    """Outputs without those that the model returns and that are alive when backward has ended, in a loop's variable."""
+    freed = list(outputs)
+    for call in replay.calls.get("", ()):
+        for entry in set(call.outputs).intersection(outputs):
+            if entry in freed and (replay.phase[int(replay.died[entry]) :] != BACKWARD).all():
+                freed.remove(entry)
+    return freed
 
 
 def _own_outputs(replay: Replay, fqn: str, call: Call) -> list[int]:
@@ -224,7 +226,8 @@ def _own_outputs(replay: Replay, fqn: str, call: Call) -> list[int]:
     if len(flags) != len(call.outputs):
         return []
     unshared = [entry for entry, outside in zip(call.outputs, flags) if not outside]
-    return [entry for entry in unshared if entry in replay.used_until or replay.let_go[entry] < NEVER]
+    known = [entry for entry in unshared if entry in replay.used_until or replay.let_go[entry] < NEVER]
+    return _without_held(replay, known)
 
 
 def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], own_outputs: Sequence[int]) -> Bytes:
