@@ -66,6 +66,7 @@ browser: .venv/.test
 
 .card/.ready: .card/.torch tests/gpu/imaginary.txt
 	.card/bin/python -m pip install --quiet --disable-pip-version-check -r tests/gpu/imaginary.txt
+	.card/bin/python -m pip install --quiet --disable-pip-version-check --no-deps bitsandbytes==0.49.2  # it asks for torch
 	@touch $@
 
 clean:
