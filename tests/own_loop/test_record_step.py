@@ -414,6 +414,15 @@ def test_weights_of_other_models_are_parameters_and_no_input(beside: str) -> Non
     assert (more["gradient"], more["optimizer state"]) == (n_bytes * is_trained, (2 * n_bytes + 2 * 4) * is_trained)
 
 
+def test_views_of_a_parameter_are_no_results_of_an_earlier_forward() -> None:
+    flat = nn.Linear(512, 512)
+    _views = flat.weight.t(), flat.weight.view(-1)  # as an implementation with one flat parameter has them
+    gc.collect()
+    with explorer.record_step(flat) as run:
+        flat(torch.ones(4, 512)).sum().backward()
+    assert run.measurement.left_bytes < flat.weight.nbytes
+
+
 @pytest.mark.parametrize("held_by", ["a variable", "a caught error", "nothing"])
 def test_results_of_an_earlier_forward_are_named_where_they_are_much_of_the_peak(held_by: str) -> None:
     """PyTorch's FAQ: a traceback refers to every variable of its frames, so a retry inside `except` starts full."""

@@ -134,13 +134,12 @@ class LoopRecording:
         self._policy = policy_of(self._model)
         # Other tensors of Python on the device than the model's and the optimizer's count as input.
         before = [*tensors_before_step(self._model, self.optimizers, ()), *tensors_beside(self._model, in_memory)]
-        left = []
-        for thing in in_memory:
-            if lies_on(thing, self.device.torch):
-                before.append(KnownTensor(thing, "input", ""))
-                if not thing.is_leaf:
-                    left.append(before[-1])
-        self._left_bytes = storage_bytes(left, self.device.torch)
+        inputs = [KnownTensor(thing, "input", "") for thing in in_memory if lies_on(thing, self.device.torch)]
+        # A view of a parameter is the result of an operator too, and holds nothing beside the parameter.
+        results = [named for named in inputs if isinstance(named.tensor, torch.Tensor) and not named.tensor.is_leaf]
+        known_bytes = storage_bytes(before, self.device.torch)
+        self._left_bytes = storage_bytes([*before, *results], self.device.torch) - known_bytes
+        before += inputs
         segments = segment_heads(self._policy)
         self._tracker = _LoopTracker(self._model, self.device.torch, before, segments=segments)
         self._recording = Recording(self._model, self._tracker, self.device)

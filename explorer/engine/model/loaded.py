@@ -107,8 +107,8 @@ def call(model: nn.Module, inputs: object) -> object:
 def move_to(loaded: Loaded, device: torch.device | str, dtype: torch.dtype | None) -> Loaded:
     """Parameters, buffers and batch on `device`. Floating tensors become `dtype`, unless `dtype` is None.
 
-    The model itself moves, and every module that the loss function holds; changed tensors of the batch are new. Complex
-    numbers stay complex, at the precision of `dtype` if `dtype` has a complex partner.
+    The model itself moves, and every module that its loss function or own step holds; changed tensors of the batch are
+    new. Complex numbers stay complex, at the precision of `dtype` if `dtype` has a complex partner.
     """
 
     def cast(tensor: Tensor) -> Tensor:

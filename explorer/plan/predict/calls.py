@@ -211,7 +211,7 @@ def _ends(died: Bytes, saved: NDArray[np.intp], outputs: Sequence[int], ends: in
 
 
 def _without_held(replay: Replay, outputs: Sequence[int]) -> list[int]:
-    """Outputs without those that the model returns and that are alive when backward has ended, in a loop's variable."""
+    """`outputs` without those that a variable of the loop holds: the model returns them, and they outlive backward."""
     freed = list(outputs)
     for call in replay.calls.get("", ()):
         for entry in set(call.outputs).intersection(outputs):
