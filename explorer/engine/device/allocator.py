@@ -133,7 +133,7 @@ def peak_bytes(log: AllocatorLog, base_bytes: int) -> int:
     np.add.at(deltas, lived.died, -log.n_bytes[lived.born])
     if log.base_bytes is not None:
         np.add.at(deltas, lived.older_frees, log.n_bytes[lived.older_frees])
-    return base_bytes + max(0, int(np.cumsum(deltas[:-1]).max(initial=0)))
+    return base_bytes + int(np.cumsum(deltas).max(initial=0))
 
 
 class CpuRecorder:

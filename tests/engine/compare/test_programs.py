@@ -7,13 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from explorer.engine.compare import judgement, outcome
+from explorer.engine.compare.carried import parameter_differences, state_differences
 from explorer.engine.compare.diffs import epsilon_of
 from explorer.engine.compare.judgement import judge_programs
-from explorer.engine.compare.outcome import Branches, SameBranches, SameDraws, most_common_type, outcome_of, reference
+from explorer.engine.compare.outcome import (
+    Branches,
+    SameBranches,
+    SameDraws,
+    Yardsticks,
+    most_common_type,
+    outcome_of,
+    reference,
+)
 from explorer.engine.compare.programs import Outcome
 from explorer.engine.compare.spec_program import SpecProgram, formats_of
 from explorer.engine.compare.step_program import Step, StepProgram, step_programs
@@ -25,6 +35,7 @@ from explorer.record.measurement import Measurement
 from explorer.record.run import RunSpec
 from tests.engine.judging import WHERE
 from tests.engine.tiny_nets import ref
+from tests.view.builders import equal_gradient, wrong_gradient
 
 BATCH = torch.linspace(-1, 1, 6).reshape(2, 3)
 
@@ -212,3 +223,59 @@ def test_half_of_the_digits_must_agree_with_float64(off: float, *, is_reference:
     ones = torch.ones(4, dtype=torch.float64)
     because = outcome._too_far(Outcome(gradients={"w": ones}), Outcome(gradients={"w": ones * (1 + off)}), 1e-6)
     assert (because == "") is is_reference
+
+
+GRADIENTS = (
+    equal_gradient("equal"),
+    *(replace(equal_gradient(name), bitwise=False, relative_norm=1e-7) for name in ("rounded", "moved")),
+    wrong_gradient("far"),
+)
+
+
+@pytest.mark.parametrize(("stepped", "explained"), [
+    (True, set()), (False, {"rounded"}), (None, {"equal", "rounded", "no gradient"}),
+])  # fmt: skip
+def test_rounded_gradients_explain_a_parameter_that_no_optimizer_of_torch_stepped(
+    stepped: bool | None, explained: set[str]
+) -> None:
+    names = ("equal", "rounded", "moved", "far", "no gradient", "frozen")
+    sides = [Outcome(after=[dict.fromkeys(names, torch.full((2,), value))], stepped=stepped) for value in (1.0, 2.0)]
+    sides[0].trained = frozenset(names) - {"frozen"}
+    sides[0].moved = {"moved": torch.ones(2)}
+    diffs = parameter_differences(sides[0], sides[1], Yardsticks(1e-7, None, None), GRADIENTS)
+    assert {diff.name for diff in diffs if diff.gradients_round} == explained
+    assert {diff.name for diff in diffs if diff.trained} == sides[0].trained
+
+
+@pytest.mark.parametrize(("led", "by_the_step"), [(False, {"equal"}), (True, {"equal", "rounded", "far"})])
+def test_a_step_of_equal_gradients_may_be_off_in_length(*, led: bool, by_the_step: set[str]) -> None:
+    """Every parameter makes a step that is longer by less than 512 roundings, which only such a step may."""
+    names = ("equal", "rounded", "moved", "far")
+    start, exact, longer = (dict.fromkeys(names, torch.full((2,), n, dtype=torch.float64)) for n in (1, 2, 2 + 5e-5))
+    baseline = Outcome(after=[start, exact], trained=frozenset(names), moved={"moved": exact["moved"]}, stepped=True)
+    yardsticks = Yardsticks(1e-7, None, Outcome(after=[exact]))
+    diffs = parameter_differences(baseline, Outcome(after=[longer], led=led), yardsticks, GRADIENTS)
+    assert {diff.name for diff in diffs if (diff.candidate_error or 0.0) < 1e-9} == by_the_step
+
+
+@pytest.mark.parametrize(("steps", "led"), [
+    ((sgd, sgd), True), ((sgd, squares), False), ((squares, sgd), False), ((squares, squares), False),
+])  # fmt: skip
+def test_a_run_is_led_where_optimizers_of_torch_step_in_both(steps: tuple[Step, Step], *, led: bool) -> None:
+    with step_programs([(step, net()) for step in steps], BATCH, ("0.weight", "0.bias")) as programs:
+        for program in programs:
+            program.start()
+        lead = outcome_of(programs[0])
+        assert not lead.led and outcome_of(programs[1], lead=lead).led is led
+
+
+def test_buffers_of_the_first_step_are_no_state_that_moved() -> None:
+    """They are compared for themselves; after the last step all state is."""
+    states = [
+        {("0", kind, kind): torch.tensor([value]) for kind in ("buffer", "attribute")} for value in (1.0, 2.0)
+    ]  # fmt: skip
+    sides = [Outcome(states=[state, state]) for state in states]  # type: ignore[list-item]
+    diffs = state_differences(sides[0], sides[1], Yardsticks(1e-7, None, None), ())
+    assert [(diff.kind, diff.step) for diff in diffs] == [("attribute", 1), ("buffer", 2), ("attribute", 2)]
+    diffs = state_differences(sides[0], sides[1], Yardsticks(1e-7, None, None), [("0", "attribute", "attribute")])
+    assert [(diff.kind, diff.step) for diff in diffs] == [("buffer", 2)]

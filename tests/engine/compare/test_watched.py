@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from explorer.engine.compare import watched as watched_step
 from explorer.engine.compare.watched import Forwards, RerunDraws, RerunWatch, StateAudit, forward_difference
 from explorer.engine.policy.apply import apply_policy
 from explorer.record.comparison import ForwardDiff, MaskDiff
@@ -146,6 +147,21 @@ def test_the_innermost_block_that_parts_first_is_named(change: Any, block: str |
     diff = parted(change)
     assert (diff.block, diff.same, diff.n_calls) == (block, same, (1, 1))
     assert diff.order == ("", "0", "1", "1.0", "1.1", "2")
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [
+    (torch.float32, 2.0**-15), (torch.float64, 2.0**-44), (torch.float16, 2.0**-5), (torch.bfloat16, 2.0**-3.5),
+])  # fmt: skip
+@pytest.mark.parametrize(("share", "same"), [(-0.99, True), (0.99, True), (-1.01, False), (1.01, False)])
+def test_sketches_are_equal_up_to_256_roundings_and_half_of_the_digits(
+    dtype: torch.dtype, limit: float, share: float, *, same: bool
+) -> None:
+    norm, off = 4.0, share * limit * 4.0
+    before = ((3,), dtype, torch.finfo(dtype).eps, norm, 1.0, -2.0)
+    for after in ((norm + off, 1.0, -2.0), (norm, 1.0 + off, -2.0), (norm, 1.0, -2.0 + off)):
+        assert watched_step._same((before,), ((*before[:3], *after),)) is same
+    assert not watched_step._same((before,), (before, before))
+    assert not watched_step._same((before,), (((4,), *before[1:]),))
 
 
 def test_settings_mode_and_number_of_calls_are_reported() -> None:

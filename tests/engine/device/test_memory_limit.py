@@ -8,6 +8,7 @@ import mmap
 import platform
 import re
 import resource
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -56,6 +57,18 @@ def ran(_: Report) -> tuple[int | None, str, list[tuple[int, bool]]]:
         else:
             outcomes.append((limit_mib, True))
     return measure(spec).step_peak_bytes, words, outcomes
+
+
+@ON_GLIBC
+@pytest.mark.parametrize(("resident_bytes", "is_refused"), [(MIB, False), (MIB + 1, True)])
+def test_what_is_there_before_the_step_may_fill_the_limit(resident_bytes: int, *, is_refused: bool) -> None:
+    refused = (
+        pytest.raises(OutOfMemory, match="hold 1,048,577 bytes; the limit is 1,048,576")
+        if is_refused
+        else nullcontext()
+    )
+    with refused, process_memory_limit(MIB, resident_bytes):
+        pass
 
 
 @ON_GLIBC

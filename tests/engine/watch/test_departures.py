@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,8 @@ class Block(nn.Module):
             y = y.exp()  # departs: branch
         if self.kind == "dropout":
             y = nn.functional.dropout(y)  # departs: dropout
+        if self.kind == "last" and STATE["calls"] > 1:
+            return y.sin() * 3.0  # departs: last
         return y.sin() * 2.0
 
 
@@ -52,8 +55,13 @@ def line_of(kind: str) -> str:
     return f"{Path(__file__).name}:{numbers[0]}"
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("kind", ["counter", "python", "branch", "dropout", "nothing"])
+@pytest.mark.parametrize(
+    ("kind", "reentrant"),
+    [
+        *itertools.product(["counter", "python", "branch", "dropout", "nothing"], [False, True]),
+        ("last", True),  # without reentrant checkpointing a rerun ends before
+    ],
+)
 def test_the_first_operator_and_its_line_are_named(kind: str, reentrant: bool) -> None:
     model, x = net(kind)
     policy = Policy.recompute(["1"], use_reentrant=reentrant, preserve_rng_state=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
@@ -111,6 +112,16 @@ def test_a_recompute_in_a_backward_that_nobody_announces_is_no_forward() -> None
             torch.autograd.grad(trainee.model(trainee.inputs).sum(), list(trainee.model.parameters()))
     assert {tracker.fqns[block] for phase, block in tracker.flops if phase == RECOMPUTE} == {"1.0"}
     assert [tracker.n_forward[tracker.fqns.index("1")], tracker.n_recompute[tracker.fqns.index("1")]] == [1, 1]
+
+
+def test_a_border_lies_in_five_microseconds_of_quiet_on_both_sides() -> None:
+    """So that the clock of the allocator cannot put an event on the other side."""
+    with Tracker(torch.nn.Identity(), torch.device("cpu")) as tracker:
+        before_ns = time.time_ns()
+        tracker.on_phase("backward")
+        after_ns = time.time_ns()
+    border_ns, phase, *_ = tracker.scenes[-4:]
+    assert phase == BACKWARD and border_ns - before_ns >= 5_000 <= after_ns - border_ns
 
 
 def test_backward_flops_belong_to_the_block_that_ran_forward() -> None:

@@ -18,6 +18,7 @@ from explorer.plan.planners.candidates import (
     preset_units,
     units_that_keep_results,
 )
+from explorer.plan.predict.calls import SavedByCall
 from explorer.plan.predict.replay import Replay
 from explorer.record import Measurement
 from explorer.record.graph import ModelGraph
@@ -87,6 +88,22 @@ def test_each_knows_those_around_it_innermost_first() -> None:
         outer = [names[i][0] for i in around if len(names[i]) == 1]
         assert outer == [fqn for fqn in above(one.unit.blocks[0]) if fqn in outer]
         assert all(is_within(one.unit.blocks[0], fqn) for fqn in outer)
+
+
+@pytest.mark.parametrize("sample", ["gpt", "unet"])
+def test_a_call_lies_in_the_calls_around_it_even_where_it_fills_them(sample: str) -> None:
+    """Every block is called once, so each candidate around one has the call around its call; and the other way."""
+    candidates = planner(sample).candidates
+    (calls,) = zip(*(one.calls for one in candidates.units))
+    inside: list[list[tuple[int, SavedByCall]]] = [[] for _ in calls]
+    for i, around in enumerate(candidates.around):
+        assert candidates.calls_around(i, calls[i]) == [(outer, calls[outer]) for outer in around]
+        for outer in around:
+            inside[outer].append((i, calls[i]))
+    assert [candidates.calls_inside(i, call) for i, call in enumerate(calls)] == inside
+    nested = [(calls[i], calls[outer]) for i, around in enumerate(candidates.around) for outer in around]
+    edge = "first" if sample == "gpt" else "end"
+    assert any(getattr(one, edge) == getattr(outer, edge) for one, outer in nested), "it shows it"
 
 
 def test_a_block_that_writes_into_its_input_forbids_the_segments_that_begin_with_it_alone() -> None:

@@ -13,7 +13,9 @@ import msgspec
 import pytest
 
 from explorer.errors import BadInput
+from explorer.plan.planners.chain import ChainProgram
 from explorer.plan.planners.planner import Planner
+from explorer.plan.planners.program import Limits
 from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import MeasuredBlock, Measurement, ModelGraph, ModelRef, RunSpec, Samples, Times
@@ -165,6 +167,25 @@ def test_no_partition_into_segments_beats_the_plan(sizes: list[Size]) -> None:
     is_the_best_of(
         Planner(run, graph, nested=False), points(run, graph, map(policy_of, partitions(len(sizes)))), len(sizes)
     )
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_the_bound_of_a_chain_is_the_best_partition_and_below_it_where_bytes_are_not_constant(*, skips: bool) -> None:
+    """Whatever the program found. At each peak that a partition has, and a byte below it."""
+    sizes = unequal(6, seed=5, saved=2000)
+    graph, run = chain_of(sizes, skips=skips)
+    planner, every = Planner(run, graph, nested=False), points(run, graph, map(policy_of, partitions(6)))
+    program = planner._programs[0]
+    assert isinstance(program, ChainProgram) and program.is_exact is not skips
+    lowest = min(peak for peak, _ in every)
+    for budget in sorted({peak - less for peak, _ in every for less in (0, 1)})[::3]:
+        best = min((cost for peak, cost in every if peak <= budget), default=math.inf) * planner.candidates.step_cost
+        solution = program.solve(Limits(budget_bytes=budget))
+        assert program.bound <= best * (1 + 1e-9) and (skips or program.bound >= best * (1 - 1e-4)), budget
+        assert (solution is not None) >= (math.isfinite(best) and not skips)
+        if solution is not None:
+            assert program.peak(solution.chosen) <= budget and solution.bound == min(program.bound, solution.value)
+    assert program.lowest_bytes() <= lowest and (skips or program.lowest_bytes() == lowest)
 
 
 def test_no_choice_of_segments_and_of_modules_beats_the_plan() -> None:

@@ -14,12 +14,20 @@ from explorer.jobs import answers
 from explorer.jobs.protocol import FindPlans
 from explorer.plan.card.step_on_card import excess_bytes, memory_on
 from explorer.plan.planners.candidates import chain_stretches
-from explorer.plan.planners.confirm import MOST_PAIRS, MOST_PLANS_FOR_A_CARD, confirmed, refusal, within_budget
+from explorer.plan.planners.confirm import (
+    MOST_PAIRS,
+    MOST_PLANS_FOR_A_CARD,
+    confirmed,
+    refusal,
+    within_budget,
+    within_bytes,
+)
 from explorer.plan.planners.front import find_plans, undominated
 from explorer.plan.planners.planner import Planner
 from explorer.plan.sizes import mib_up
 from explorer.plan.why.worth import worth_recomputing
 from explorer.record import Failure, Measurement, Policy, RunSpec
+from explorer.record.base import column
 from explorer.record.card import Card
 from explorer.record.plan import Front, Plan, Progress, Wish, silent
 from tests import graphs
@@ -132,6 +140,35 @@ def test_a_run_over_the_budget_is_planned_once_more_with_as_much_less() -> None:
 def test_where_nothing_goes_so_low_the_floor_is_tried_and_told_as_missed() -> None:
     tries = runs_with(400 * MIB, [])
     assert [keeps for _, keeps in tries] == [False, False]
+
+
+def test_a_budget_is_kept_to_the_byte_and_by_a_complete_run_alone() -> None:
+    run = measured(CHAIN)
+    peak_bytes, stopped = run.step_peak_bytes or 0, cut(run, 9)
+    stopped = replace(stopped, failure=Failure(kind="out of memory", sentence="full"))
+    kept = [within_bytes(run, budget) for budget in (None, peak_bytes, peak_bytes - 1)]
+    assert kept == [True, True, False] and not within_bytes(stopped, None) and not within_bytes(stopped, peak_bytes)
+
+
+@pytest.mark.parametrize("for_card", [False, True])
+def test_a_plan_is_made_again_once_and_for_a_card_four_times(*, for_card: bool) -> None:
+    """Where every run holds 16 MiB more than the budget, though a plan of less is always found."""
+    graph, run = line_of(Chain(n_blocks=12, saved=16 * MIB))
+    planner, runs = Planner(run, graph), []
+    budget = planner.keep_all_bytes - 1
+
+    def real(policy: Policy) -> Measurement:
+        plain = measured(Chain(n_blocks=12, saved=16 * MIB, parameters=1), range(12))
+        assert plain.allocations is not None
+        n_bytes = list(plain.allocations.n_bytes)
+        n_bytes[0] += budget + 16 * MIB - (plain.step_peak_bytes or 0)
+        step = replace(plain, allocations=replace(plain.allocations, n_bytes=column(n_bytes)))
+        runs.append(step)
+        card = Card(name="small", total_bytes=budget, taken_bytes=0)
+        return replace(step, card=memory_on(card, step)) if for_card else step
+
+    tries = confirmed(planner, lambda planner: planner.within(budget), real).tries
+    assert not any(within_budget(*one) for one in tries) and len(tries) == len(runs) == (5 if for_card else 2)
 
 
 def plans_for_card(total_bytes: int, messages: list[str]) -> list[tuple[Plan, Measurement]]:

@@ -17,6 +17,7 @@ from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.not_predicted import contradiction, no_baseline, not_predicted
 from explorer.plan.why.caveats import why_not_predicted
 from explorer.record import KEEP_ALL, Failure, Measurement, ModelGraph, Policy, Unit
+from explorer.record.base import column
 from explorer.record.plan import Forecast
 from explorer.record.sound import unsound
 from tests import graphs
@@ -97,6 +98,18 @@ def test_a_recompute_that_makes_something_else_is_not_taken_for_forward() -> Non
         policy, None, Forecaster(other).forecast(policy), other
     )
     assert why_not_predicted(policy, None, Forecaster(run).forecast(policy), run) == ""
+
+
+@pytest.mark.parametrize(("more", "is_told"), [(0, True), (1, False)])
+def test_a_hundredth_of_the_peak_may_come_back_in_another_form(more: int, *, is_told: bool) -> None:
+    """A recompute of layers.2 makes one tensor that forward did not: to the byte."""
+    run = measured(recompute={2})
+    log, span = run.allocations, next(span for span in run.phases if span.phase == "recompute")
+    assert log is not None
+    n_bytes = list(log.n_bytes)
+    n_bytes[log.born.index(span.end_tick - 2)] = (run.step_peak_bytes or 0) // 100 + more
+    other = replace(run, allocations=replace(log, n_bytes=column(n_bytes)))
+    assert other.step_peak_bytes == run.step_peak_bytes and (keep_all_from(other) is not None) == is_told
 
 
 def test_a_block_has_what_lies_in_it_and_below() -> None:

@@ -151,6 +151,35 @@ def test_a_backward_ends_with_its_tensors_and_a_tick_after_them_for_an_output(di
     assert calls._ends(np.array(died), np.array([0, 1]), (1,), 5) == ends
 
 
+@pytest.mark.parametrize(("savers", "is_last"), [
+    (("a",), True), (("a.first",), True), (("elsewhere", "a"), True), ((), False), (("elsewhere", "ab"), False),
+])  # fmt: skip
+def test_a_backward_ends_a_tick_later_where_the_block_saves_its_input(
+    savers: tuple[str, ...], *, is_last: bool
+) -> None:
+    """What reads the input ran first in forward, and so runs last in backward: after the last gradient is there."""
+    book = Book()
+    x = book.hold("input", "", MIB)
+    book.phase("forward")
+    s, y = (book.alloc("saved activation", "a", MIB) for _ in "sy")
+    book.calls.append(("a", 0, book.tick, (x,), (y,)))
+    silent = book.alloc("saved activation", "b", MIB)
+    book.calls.append(("b", book.tick - 1, book.tick, (x,), ()))
+    book.phase("backward")
+    gradient = book.alloc("temporary", "a", MIB)
+    for entry in (silent, y, s, gradient):
+        book.free(entry)
+    book.alloc("gradient", "a", MIB)
+    last = book.tick
+    run = msgspec.structs.replace(measured(), allocations=book.close(), phases=tuple(book.spans), blocks=())
+    known = graph_of(*(block(fqn, "B", inputs_saved_in=(savers,)) for fqn in "ab"))
+    (call,) = saved_by_calls(Replay.of(run, known), ("a",), stops_early=True)
+    assert call.backward_ends == last + is_last
+    known = graph_of(*(block(fqn, "B", inputs_saved_in=(("b",),)) for fqn in "ab"))
+    (call,) = saved_by_calls(Replay.of(run, known), ("b",), stops_early=True)
+    assert call.backward_ends == call.backward_begins, "its backward allocates nothing"
+
+
 def test_a_rerun_copies_running_statistics_but_for_the_counter() -> None:
     book = Book()
     x = book.hold("input", "", MIB)
