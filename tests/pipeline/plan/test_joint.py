@@ -143,6 +143,12 @@ def test_a_tight_cap_recomputes_more_and_takes_longer() -> None:
     assert all(step.policy.units and step.n_judged > 10 for step in steps)
 
 
+def test_no_more_than_64_microbatches_are_tried() -> None:
+    counts = microbatch_counts(msgspec.structs.replace(drawn(0), batch_rows=128), asked(1))
+    assert counts == [1, 2, 4, 8, 16, 32, 64]
+    assert microbatch_counts(msgspec.structs.replace(drawn(0), batch_rows=12), asked(3, "1F1B")) == [3, 4, 6, 12]
+
+
 def test_a_batch_that_nothing_divides_is_a_sentence() -> None:
     profile = msgspec.structs.replace(drawn(0), batch_rows=3)
     with pytest.raises(InvalidPlan, match="No number of microbatches divides a batch of 3 rows and suits 1F1B"):

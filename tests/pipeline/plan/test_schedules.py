@@ -14,10 +14,12 @@ from explorer.errors import InvalidPlan
 from explorer.pipeline.plan.actions import Action, check_rows, execution_order, format_rows, parse_rows, to_csv
 from explorer.pipeline.plan.cuts import atoms, balance, check_stages, n_in_flight, split_at_borders, stages_by
 from explorer.pipeline.plan.schedules import SCHEDULES, default_ranks, gpipe, one_f_one_b, rows_of
+from explorer.pipeline.record.step import ActionCost, BlockCost, PipelineProfile
 from explorer.record.graph import CutPoint, ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy, Unit
-from explorer.record.run import PipelinePlan
+from explorer.record.run import PipelinePlan, RunSpec
 from tests.graphs import block
+from tests.pipeline.pipelines import HOST
 
 ACTIONS = builds(Action, integers(0, 40), sampled_from("FBIW"), integers(0, 40))
 ROWS = lists(lists(ACTIONS, min_size=1, max_size=9).map(tuple), min_size=1, max_size=5).map(tuple)
@@ -172,6 +174,11 @@ def test_no_other_split_has_a_lighter_heaviest_stage(weights: list[int], n_stage
     assert sorted(set(starts)) == list(starts)
 
 
+@pytest.mark.parametrize(("weights", "starts"), [([1, 1, 1], (0, 1)), ([2, 0, 0, 2], (0, 1)), ([1, 2, 1], (0, 1))])
+def test_equal_splits_go_to_the_earliest_cut(weights: list[int], starts: tuple[int, ...]) -> None:
+    assert balance(len(weights), 2, lambda stage, first, end: sum(weights[first:end])) == starts
+
+
 def test_time_without_a_profile_is_flops() -> None:
     assert stages_by("by-time", graph([5, 5, 5, 5]), 2) == (("b0", "b1"), ("b2", "b3"))
 
@@ -188,6 +195,44 @@ def test_memory_counts_what_the_schedule_keeps_in_flight() -> None:
     skewed = stages_by("by-memory", even, 2, pressure=(KEEP_ALL, one_f_one_b(2, 4)))
     assert [len(blocks) for blocks in equal] == [4, 4]
     assert len(skewed[0]) < len(skewed[1])  # the first rank holds two microbatches, the last one
+
+
+@pytest.mark.parametrize(("parameters", "saved", "n_microbatches", "first"), [
+    ([20, 0, 0, 0], [0, 20, 20, 20], 1, 1),  # parameters count twice, for their gradients: 60 in any case
+    ([19, 0, 0, 0], [0, 20, 20, 20], 1, 2),
+    ([20, 0, 0, 0], [0, 20, 20, 20], 2, 1),  # all of GPipe's microbatches wait: as one batch
+])  # fmt: skip
+def test_memory_counts_parameters_twice_and_a_batch_once(
+    parameters: list[int], saved: list[int], n_microbatches: int, first: int
+) -> None:
+    stages = stages_by("by-memory", graph(parameters, saved), 2, pressure=(KEEP_ALL, gpipe(2, n_microbatches)))
+    assert len(stages[0]) == first
+
+
+@pytest.mark.parametrize(("gradient_bytes", "batch_rows", "recomputed", "first"), [
+    (30, 2, (), 1), (0, 2, (), 2), (30, 4, (), 2), (30, 4, ("b2", "b3"), 1),
+])  # fmt: skip
+def test_memory_of_a_profile_is_its_bytes_for_the_whole_batch(
+    gradient_bytes: int, batch_rows: int, recomputed: tuple[str, ...], first: int
+) -> None:
+    """b0 holds 30 of parameters and their gradients; each other block saves 20 of two rows, recomputed 1."""
+    costs = [
+        BlockCost(
+            blocks=(f"b{k}",), output_bytes=1,
+            parameter_bytes=0 if k else 30, gradient_bytes=0 if k else gradient_bytes,
+            kept=ActionCost(forward_ms=1.0, backward_ms=2.0, saved_bytes=20 if k else 0),
+            recomputed=ActionCost(forward_ms=1.0, backward_ms=3.0, saved_bytes=1 if k else 0),
+        )
+        for k in range(4)
+    ]  # fmt: skip
+    profile = PipelineProfile(
+        spec=RunSpec(model=ModelRef(target="m.py")), environment=HOST, n_rows=2, batch_rows=batch_rows,
+        blocks=tuple(costs),
+    )  # fmt: skip
+    pressure = (Policy.recompute(recomputed), gpipe(2, 1))
+    stages = stages_by("by-memory", graph([1] * 4, [1] * 4), 2, profile=profile, pressure=pressure)
+    assert len(stages[0]) == first
+    assert len(stages_by("by-time", graph([1] * 4), 2, profile=profile)[0]) == 2
 
 
 def test_memory_knows_the_policy() -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
-from hypothesis.strategies import floats, integers
+from hypothesis.strategies import floats, integers, lists, sampled_from, tuples
 from msgspec.structs import replace
 
-from explorer.errors import InvalidPlan
+from explorer.errors import BadInput, InvalidPlan
 from explorer.pipeline.plan.actions import format_rows
 from explorer.pipeline.plan.clock import UNIT_MS, forecast, out_of_order, schedule_of, simulate, transfers
 from explorer.pipeline.plan.cuts import left_out
 from explorer.pipeline.plan.schedules import SCHEDULES, gpipe, interleaved, one_f_one_b, rows_of
-from explorer.pipeline.plan.stage_costs import predict, stage_costs
+from explorer.pipeline.plan.stage_costs import predict, stage_costs, state_bytes
 from explorer.pipeline.record.step import ActionCost, ActionTime, BlockCost, PipelineProfile, StageCost, StageOverhead
 from explorer.pipeline.view.gantt import link_table
 from explorer.record.graph import ModelRef
-from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.run import PipelinePlan, RunSpec
+from explorer.record.policy import KEEP_ALL, Action, Policy, Unit
+from explorer.record.run import CheckpointMode, Optimizer, PipelinePlan, RunSpec
 from tests.pipeline.pipelines import HOST
 
 KEPT = ActionCost(forward_ms=1.0, backward_ms=2.0, saved_bytes=100, forward_extra_bytes=120, backward_extra_bytes=40,
@@ -74,6 +74,53 @@ def test_what_goes_through_a_stage_goes_through_all_of_it() -> None:
     passing = tuple(replace(block, passed_bytes=4 - k) for k, block in enumerate(profile().blocks))
     first, last = stage_costs(replace(profile(), blocks=passing), plan(("b0", "b1"), ("b2", "b3")), KEEP_ALL)
     assert (first.passed_bytes, last.passed_bytes) == (3, 1)
+
+
+SIZES = integers(0, 40).map(lambda n: 2 * n)
+
+
+@given(lists(tuples(SIZES, SIZES, SIZES, SIZES, sampled_from([0, None, 8])), min_size=1, max_size=4), SIZES, SIZES)
+def test_the_extra_of_a_stage_is_found_by_walking_through_its_blocks(
+    sizes: list[tuple[int, int, int, int, int | None]], returned: int, loss: int
+) -> None:
+    """Each block saves, needs more inside, and makes 16 bytes of gradients, which do not shrink with the microbatch."""
+    blocks = [
+        replace(BLOCK, blocks=(f"b{k}",), gradient_bytes=16, passed_bytes=4, kept=ActionCost(
+            forward_ms=1.0, backward_ms=2.0, saved_bytes=saved, forward_extra_bytes=forward, sent_gradient_bytes=sent,
+            backward_extra_bytes=back, first_backward_extra_bytes=first))
+        for k, (saved, forward, back, first, sent) in enumerate(sizes)
+    ]  # fmt: skip
+    blocks[-1] = replace(blocks[-1], returned_bytes=returned, loss_bytes=loss)
+    whole = replace(profile(), blocks=tuple(blocks))
+    (one,) = stage_costs(whole, plan(tuple(f"b{k}" for k in range(len(blocks))), n_microbatches=8), KEEP_ALL)
+    held = high = 0  # of half the rows
+    for saved, forward, *_ in sizes:
+        high, held = max(high, held + forward // 2), held + saved // 2
+    assert (one.kept.saved_bytes, one.kept.forward_extra_bytes, one.loss_bytes) == (held, high, loss // 2)
+    now = made = high = first_high = 0
+    output = (max(returned - 4, 0) + loss) // 2
+    is_sent = False
+    for saved, _, back, first, sent in reversed(sizes):
+        before = now + output * is_sent
+        high = max(high, before + back // 2)
+        first_high = max(first_high, before + made + min(first, 16) + max(first - 16, 0) // 2)
+        now, made, is_sent = now - saved // 2, made + 16, is_sent or sent != 0
+    assert (one.kept.backward_extra_bytes, one.kept.first_backward_extra_bytes) == (high, first_high)
+    first_sent = next((sent for *_, sent in sizes if sent), sizes[0][-1])
+    assert one.kept.sent_gradient_bytes == (None if first_sent is None else first_sent // 2)
+
+
+@pytest.mark.parametrize(("actions", "saved_bytes"), [
+    ((), 100), (("recompute",), 10), (("recompute", "recompute"), 10), (("offload",), 55),
+    (("recompute", "offload"), 55),
+])  # fmt: skip
+def test_blocks_that_stay_together_cost_what_their_actions_cost(actions: tuple[Action, ...], saved_bytes: int) -> None:
+    whole = profile(2, group=2)
+    chosen = replace(whole, blocks=tuple(replace(one, chosen=replace(KEPT, saved_bytes=55)) for one in whole.blocks))
+    policy = Policy(units=tuple(Unit(blocks=(f"b{k}",), action=action) for k, action in enumerate(actions)))
+    for priced, expected in ((chosen, saved_bytes), (whole, saved_bytes if saved_bytes == 100 else 10)):
+        (one,) = stage_costs(priced, plan(("b0", "b1")), policy)
+        assert (one.kept.saved_bytes, one.recomputed.saved_bytes) == (100, expected)
 
 
 def test_blocks_that_stay_together_are_not_cut() -> None:
@@ -179,6 +226,56 @@ def test_memory_of_one_stage_by_hand() -> None:
     # 7 parameters; F0 +100, F1 +100; B0 from 207 up by 30; then 7 gradients more and 100 less.
     assert list(memory.held_bytes) == [7, 117, 107, 217, 207, 237, 114, 134, 14]
     assert (memory.peak_bytes, memory.peak_action) == (237, "0B0")
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always", "except_last"])
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+@given(n_ranks=integers(1, 4), n_microbatches=integers(1, 7))
+def test_memory_of_every_action_counted_by_the_rules(
+    schedule: str, checkpoint: CheckpointMode, n_ranks: int, n_microbatches: int
+) -> None:
+    """GPipe keeps all it sent to the end. 1F1B keeps its last gradient, and from its backward on the output of the
+    last warm-up send but one, until the drain begins. A stage passes 2 of its 5 bytes on; a loss takes 3."""
+    m = n_microbatches = max(n_microbatches, n_ranks)
+    plan = PipelinePlan(stages=(("x",),) * n_ranks, n_microbatches=m, schedule=schedule, checkpoint=checkpoint)
+    costs = []
+    for stage in range(n_ranks):
+        received, returned = 5 * (stage > 0), 5 * (stage < n_ranks - 1)
+        costs.append(cost(stage, receive_bytes=received, gradient_receive_bytes=returned, passed_bytes=2, loss_bytes=3))
+    again = {"never": 0, "always": m, "except_last": m - 1}[checkpoint]
+    for stage, (row, memory) in enumerate(zip(rows_of(plan), forecast(plan, tuple(costs)).memory)):
+        n_warm_up, is_first, is_last = min(m, n_ranks - stage), stage == 0, stage == n_ranks - 1
+        now = fixed = 7 + m * 5 * ((not is_first) + (not is_last))
+        flying, n_back, expected = 0, 0, [fixed]
+        for action in row:
+            saved, extra = (10, 115) if action.microbatch < again else (100, 20)
+            if action.kind == "F":
+                flying += saved
+                high = now + 110
+            else:
+                flying -= saved
+                high = now + extra + 10 * (n_back == 0)
+                n_back += 1
+            sent_gradients = (n_back if schedule == "GPipe" else min(n_back, 1)) * 5 * (not is_first)
+            is_between = 0 <= n_warm_up - 2 < n_back <= m - n_warm_up
+            sent_outputs = (n_back if schedule == "GPipe" else is_between) * 3 * (not is_last)
+            now = fixed + flying + 7 * (n_back > 0) + sent_gradients + sent_outputs + 3 * n_back
+            expected += [high, now]
+        assert list(memory.held_bytes) == expected, (stage, row)
+
+
+@pytest.mark.parametrize(("optimizer", "momentum", "n_copies"), [
+    ("adamw", 0.0, 2), ("sgd", 0.9, 1), ("sgd", 0.0, 0), ("none", 0.9, 0),
+])  # fmt: skip
+def test_an_optimizer_keeps_a_copy_of_the_trained_parameters_for_each_moment(
+    optimizer: Optimizer, momentum: float, n_copies: int
+) -> None:
+    spec = RunSpec(model=ModelRef(target="m.py"), optimizer=optimizer, momentum=momentum)
+    assert state_bytes(spec, 24) == n_copies * 24
+    (memory,) = predict(replace(profile(3), spec=spec), plan(("b0", "b1", "b2")), KEEP_ALL).memory
+    assert memory.optimizer_bytes == n_copies * 24
+    with pytest.raises(BadInput, match="8 bits"):
+        state_bytes(replace(spec, optimizer="adamw8bit"), 24)
 
 
 def test_memory_of_two_stages_of_one_rank_by_hand() -> None:

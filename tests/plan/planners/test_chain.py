@@ -35,10 +35,12 @@ class Size:
     ms: float = 1.0
 
 
-def chain_of(sizes: Sequence[Size], *, inner: int = 0, skips: bool = False) -> tuple[ModelGraph, Measurement]:
+def chain_of(
+    sizes: Sequence[Size], *, inner: int = 0, skips: bool = False, loss: int = 4
+) -> tuple[ModelGraph, Measurement]:
     """A keep-all step of a chain; `inner`: modules inside each block that save what the block saves for itself.
 
-    With `skips` every block is also given what the block before the last returned.
+    With `skips` every block is also given what the block before the last returned. The loss takes `loss` bytes.
     """
     names = [f"body.{i}" for i in range(len(sizes))]
     book = Book()
@@ -59,10 +61,10 @@ def chain_of(sizes: Sequence[Size], *, inner: int = 0, skips: bool = False) -> t
         book.calls.append(
             (name, first, book.tick, (*outputs[-3:-2], outputs[-2]) if skips else (outputs[-2],), outputs[-1:])
         )
-    loss = book.alloc("saved activation", "", 4)
+    scored = book.alloc("saved activation", "", loss)
     book.phase("backward")
     gradient = book.alloc("temporary", "", sizes[-1].output)
-    book.free(loss)
+    book.free(scored)
     for i, (name, size) in reversed(list(enumerate(zip(names, sizes)))):
         before = book.alloc("temporary", name, size.output)
         for entry in (gradient, outputs[i + 1], *saved[i]):
@@ -169,11 +171,13 @@ def test_no_partition_into_segments_beats_the_plan(sizes: list[Size]) -> None:
     )
 
 
-@pytest.mark.parametrize("skips", [False, True])
-def test_the_bound_of_a_chain_is_the_best_partition_and_below_it_where_bytes_are_not_constant(*, skips: bool) -> None:
-    """Whatever the program found. At each peak that a partition has, and a byte below it."""
+@pytest.mark.parametrize(("skips", "loss"), [(False, 4), (False, 20 * MIB), (True, 4)])
+def test_the_bound_of_a_chain_is_the_best_partition_and_below_it_where_bytes_are_not_constant(
+    *, skips: bool, loss: int
+) -> None:
+    """Whatever the program found. At each peak that a partition has, and a byte below it; the loss may be the peak."""
     sizes = unequal(6, seed=5, saved=2000)
-    graph, run = chain_of(sizes, skips=skips)
+    graph, run = chain_of(sizes, skips=skips, loss=loss)
     planner, every = Planner(run, graph, nested=False), points(run, graph, map(policy_of, partitions(6)))
     program = planner._programs[0]
     assert isinstance(program, ChainProgram) and program.is_exact is not skips

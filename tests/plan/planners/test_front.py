@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from itertools import pairwise
 
 import msgspec
@@ -14,14 +15,7 @@ from explorer.jobs import answers
 from explorer.jobs.protocol import FindPlans
 from explorer.plan.card.step_on_card import excess_bytes, memory_on
 from explorer.plan.planners.candidates import chain_stretches
-from explorer.plan.planners.confirm import (
-    MOST_PAIRS,
-    MOST_PLANS_FOR_A_CARD,
-    confirmed,
-    refusal,
-    within_budget,
-    within_bytes,
-)
+from explorer.plan.planners.confirm import MOST_PLANS_FOR_A_CARD, confirmed, refusal, within_budget, within_bytes
 from explorer.plan.planners.front import find_plans, undominated
 from explorer.plan.planners.planner import Planner
 from explorer.plan.sizes import mib_up
@@ -32,6 +26,7 @@ from explorer.record.card import Card
 from explorer.record.plan import Front, Plan, Progress, Wish, silent
 from tests import graphs
 from tests.plan.planners.samples import graph_and_run, line_of
+from tests.plan.planners.test_chain import Size, chain_of
 from tests.view.builders import Chain, cut, measured
 
 MIB = 2**20
@@ -202,9 +197,10 @@ def test_a_card_below_the_reserved_memory_of_every_policy_raises() -> None:
         plans_for_card(floor.step_peak_bytes, [])
 
 
-@pytest.mark.parametrize("n_refused", [2, None], ids=["two pairs", "every pair"])
-def test_refused_segments_are_struck_in_few_tries(n_refused: int | None) -> None:
-    graph, run = graph_and_run("mlp")
+@pytest.mark.parametrize(("n_refused", "n_messages"), [(2, 2), (None, 4)], ids=["two pairs", "every pair"])
+def test_refused_segments_are_struck_in_few_tries(n_refused: int | None, n_messages: int) -> None:
+    """After three refusals every segment beside the fourth goes."""
+    graph, run = chain_of([Size()] * 12)
     pairs = {pair for segment in chain_stretches(graph) for pair in list(pairwise(segment))[:n_refused]}
     tried: list[Policy] = []
     messages: list[str] = []
@@ -220,9 +216,25 @@ def test_refused_segments_are_struck_in_few_tries(n_refused: int | None) -> None
     planner = Planner(run, graph)
     assert pairs & {pair for unit in planner.floor().policy.units for pair in pairwise(unit.blocks)}
     last = confirmed(planner, Planner.floor, real, messages.append)
-    assert 0 < len(last.refused) == len(messages) <= MOST_PAIRS + 1 and pairs.issuperset(last.refused)
+    assert len(last.refused) == len(messages) == n_messages and pairs.issuperset(last.refused)
     assert len(tried) == len(last.refused) + 1 and last.tries[-1][0].policy == tried[-1]
     assert len(last.planner.candidates.units) < len(planner.candidates.units)
+
+
+@pytest.mark.parametrize("n_refusals", [12, 13])
+def test_the_thirteenth_refusal_is_raised(n_refusals: int) -> None:
+    graph, run = line_of(CHAIN)
+    left = list(range(n_refusals))
+
+    def real(policy: Policy) -> Measurement:
+        if left:
+            raise InvalidPolicy("Refused.", neighbours=(f"parent{left[-1]}.0", f"parent{left.pop()}.1"))
+        return run
+
+    raised = pytest.raises(InvalidPolicy, match="Refused") if n_refusals > 12 else nullcontext()
+    with raised:
+        assert len(confirmed(Planner(run, graph), Planner.floor, real).refused) == n_refusals
+    assert not left
 
 
 def test_an_invalid_policy_without_refused_blocks_is_raised() -> None:
