@@ -34,7 +34,8 @@ def _copied_out(tensor: Tensor) -> Back:
         place = torch.empty_like(torch.empty_strided(size, tensor.stride(), device="meta")).stride()
         host = None
         if not is_fake(tensor):
-            memory = torch.from_numpy(np.empty(tensor.nbytes, dtype=np.uint8))
+            n_bytes = tensor.nbytes or tensor.element_size()  # torch refuses another type for no bytes
+            memory = torch.from_numpy(np.empty(n_bytes, dtype=np.uint8))
             host = memory.view(tensor.dtype).as_strided(size, place).copy_(tensor)
 
     def back() -> Tensor:

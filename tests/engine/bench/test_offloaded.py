@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 
+from explorer.engine.bench.host_stand_in import host_stand_in
 from explorer.engine.bench.measure import measure, measure_without_data
+from explorer.engine.device.allocator import CpuRecorder
 from explorer.engine.model.describe import describe
+from explorer.engine.policy.offload import HOST, to_host
 from explorer.plan.names import is_within
 from explorer.plan.predict.calls import RNG_STATE_BYTES
 from explorer.plan.predict.forecaster import Forecaster
@@ -119,3 +126,41 @@ def test_a_step_that_calls_torch_func_is_measured_as_before(net: Path) -> None:
     """torch.func refuses hooks on saved tensors, which the recorded step has."""
     run = measure(RunSpec(model=ModelRef(target=f"{net}:build", arguments={"functional": True}), n_repeats=0))
     assert run.failure is None and run.allocations is not None and run.allocations.saves.entry
+
+
+MADE: dict[str, Callable[[], Tensor]] = {
+    "whole": lambda: torch.randn(3, 5),
+    "transposed": lambda: torch.randn(4, 6).t(),
+    "every second": lambda: torch.randn(8)[1::2],
+    "channels last": lambda: torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    "bytes": lambda: torch.arange(6, dtype=torch.int8),
+    "empty": lambda: torch.zeros(0, 3),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_tensor_leaves_the_counted_memory_and_comes_back_bit_by_bit(kind: str) -> None:
+    """An empty one too: an expert that no token reaches saves it."""
+    tensor = MADE[kind]()
+    original, before = tensor.clone(), HOST.stand_in
+    with host_stand_in(), host_stand_in():
+        with CpuRecorder() as out:
+            back = to_host(tensor)
+        tensor.zero_()
+        assert back is not None
+        with CpuRecorder() as came:
+            copies = [back(), back()]
+    assert HOST.stand_in is before and to_host(tensor) is None
+    assert all(torch.equal(here, original) and here.dtype == original.dtype for here in copies)
+    assert copies[0].stride() == torch.empty_like(original).stride()
+    counted = [sum(n_bytes for n_bytes in recorder.log.n_bytes.tolist() if n_bytes > 0) for recorder in (out, came)]
+    assert counted == [0, 2 * original.nbytes], "each copy back has memory of its own"
+
+
+def test_a_tensor_without_data_comes_back_in_its_shape() -> None:
+    with FakeTensorMode(), host_stand_in():
+        tensor = torch.randn(4, 6, dtype=torch.bfloat16).t()
+        back = to_host(tensor)
+        assert back is not None
+        here = back()
+    assert is_fake(here) and (here.shape, here.dtype) == (tensor.shape, tensor.dtype)
