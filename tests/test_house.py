@@ -254,7 +254,7 @@ BUDGETS = {
     "view": 47233, "ui": 50270, "lab": 27080, "pipeline": 54952, "own_loop": 15023, "cli": 21972,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 53640
+TESTS_BUDGET = 53950
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 
