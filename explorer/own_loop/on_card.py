@@ -53,6 +53,14 @@ class StepsOnCard:
     """Lines of the script that branched on values of the card, which are zeros."""
 
     @property
+    def decided(self) -> str:
+        """The lines of `branches` below a sentence; empty: there are none."""
+        if not self.branches:
+            return ""
+        said = "These lines decide by values, which are zeros here: a real card may take another way and hold more."
+        return "\n  ".join([said, *self.branches])
+
+    @property
     def document(self) -> dict[str, object]:
         """What `--json` prints."""
         refused = self.refusal or None
@@ -137,6 +145,7 @@ def _run(script: Path, arguments: Sequence[str], n_steps: int | None) -> StepsOn
                 raise
         except Exception as error:
             if not is_out_of_memory(error):
+                print(result.decided, file=sys.stderr)
                 raise
             result.refusal = message_of(error)
         for path in Path(folder).glob("*.explorer"):

@@ -57,21 +57,31 @@ def test_a_script_on_a_card_says_where_it_ran(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert "loss 0.0" in ran.stdout and "Refused" not in ran.stdout and "(imaginary)" in ran.stdout
     assert (tmp_path / "last.explorer").exists()
-    assert "branched on values" not in ran.stdout, "the script reads its loss to print it, GradScaler looks for NaN"
+    assert "decide by values" not in ran.stdout, "the script reads its loss to print it, GradScaler looks for NaN"
 
 
-BRANCHES = ("    if loss < 1:", "        pass", "    assert loss.item() < 1e9", "    torch.nonzero(loss > 0)")
+DECIDED = (
+    "if loss < 1: pass", "assert loss.item() < 1e9", "torch.nonzero(loss > 0)", "(loss > 0).nonzero()",
+    "torch.where(loss > 0)", "rows[rows > 0]", "rows[0, rows[0] > 0]", "rows.masked_select(rows > 0)",
+    "torch.unique(rows)", "rows.unique()", "torch.bincount(rows[0].long())", "torch.argwhere(rows)",
+    "rows.repeat_interleave(rows[:, 0].long(), 0)", "torch.equal(rows, rows)", "rows.allclose(rows)",
+)  # fmt: skip
+OPEN = (
+    "loss.item()", "rows[0], rows[..., 1:], rows[None]", "torch.where(loss > 0, loss, 0.0)",
+    "rows.repeat_interleave(2)", "rows[rows[:, 0].long()]", "rows[rows > 0] = 0", "torch.unique(torch.ones(3))",
+)  # fmt: skip
 
 
 @has_cuda_build
 def test_lines_that_branch_on_values_are_named(tmp_path: Path) -> None:
-    script = SCRIPT + "\n".join(BRANCHES) + "\n"
-    first = 1 + SCRIPT.count("\n")
+    lines = ("rows = torch.zeros(4, 4, device=loss.device)", *DECIDED, *OPEN)
+    script = SCRIPT + "".join(f"    {line}\n" for line in lines)
+    first = 2 + SCRIPT.count("\n")
     ran = explorer(tmp_path, "--card", "h100", "--steps", "2", "train.py", "--", "8", script=script)
     assert ran.returncode == 0, ran.stderr[-3000:]
     places = [line.strip().partition(": ")[0] for line in ran.stdout.splitlines() if line.startswith("  train.py:")]
-    assert "branched on values" in ran.stdout and ran.stdout.count(" reserved\n") == 2
-    assert places == [f"train.py:{number}" for number in (first, first + 2, first + 3)]
+    assert "decide by values" in ran.stdout and ran.stdout.count(" reserved\n") == 2
+    assert places == [f"train.py:{first + n}" for n in range(len(DECIDED))]
 
 
 @has_cuda_build

@@ -261,6 +261,4 @@ def _print_steps(ranks: list[StepsOnCard], fullest: StepsOnCard, script: str) ->
             lines.append(f"{rank} {step}: {mib(allocated)} allocated, {mib(reserved)} reserved")
         if result.refusal and result is not fullest:
             lines.append(f"{rank} {len(result.peaks) + 1} was refused too")
-    if fullest.branches:
-        lines.append("The script branched on values, which are not computed here: a real card may take another way.")
-    answer_console().print("\n".join([*lines, *(f"  {line}" for line in fullest.branches)]), markup=False)
+    answer_console().print("\n".join(filter(None, [*lines, fullest.decided])), markup=False)

@@ -22,8 +22,8 @@ CORE = "libimaginary.so"
 OPENED_BY_NAME = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvJitLink.so.13")
 """Libraries that torch opens when it needs them; no library of torch is linked to NVML. bitsandbytes needs the last."""
 MAKES_HANDLE = re.compile(r"(cublas|cusparse|cusolver|cufft|curand|cudnn|nvrtc)\w*[cC]reate\w*")
-WANTS_MEMORY: list[tuple[str, int, str]] = json.loads((SOURCES / "wants_memory.json").read_text())
-"""Functions that answer how much memory another one wants: their name, the position of the answer, its type.
+WANTS_MEMORY: list[tuple[str, list[int], str]] = json.loads((SOURCES / "wants_memory.json").read_text())
+"""Functions that tell the host how much memory they want, or that all is well: name, positions of the answers, type.
 
 Integers and pointers take the same registers and places of the stack in their order, whatever their types.
 Source: the API references of cuDNN 9, cuFFT, cuSPARSE and cuSOLVER of CUDA 13.
@@ -75,9 +75,10 @@ def generated(functions: Iterable[str]) -> str:
         rule = next((row for row in WANTS_MEMORY if re.fullmatch(row[0], function)), None)
         call = f'return imaginary_stub("{function}");'
         if rule is not None:
-            _, position, kind = rule
-            before = "".join(f"long a{i}, " for i in range(1, position))
-            lines.append(f"WEAK Status {function}({before}{kind} *out) {{ *out = 0; {call} }}")
+            _, positions, kind = rule
+            arguments = [f"{kind} *a{i}" if i in positions else f"long a{i}" for i in range(1, positions[-1] + 1)]
+            answers = " ".join(f"if (a{i}) *a{i} = 0;" for i in positions)
+            lines.append(f"WEAK Status {function}({', '.join(arguments)}) {{ {answers} {call} }}")
         elif MAKES_HANDLE.fullmatch(function):
             lines.append(f"WEAK Status {function}(void **out) {{ *out = new_handle(); {call} }}")
         else:

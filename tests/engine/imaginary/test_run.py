@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 
 import pytest
 from msgspec.structs import replace
 
+from explorer.engine.imaginary.build import SOURCES, WANTS_MEMORY
 from explorer.engine.imaginary.run import run_on
-from explorer.engine.imaginary.torch_build import torch_build
+from explorer.engine.imaginary.torch_build import needs_of, torch_build
 from explorer.errors import BadInput
 from explorer.plan.card.cards import CARDS, capacity_bytes, parse_card
 from explorer.record.card import Card
@@ -120,6 +122,53 @@ def test_two_cards_have_memory_of_their_own() -> None:
     assert seen == {"count": 2, "device": 1, "both": [8 << 30, (8 << 30) + (2 << 20)]}
     hidden = values_on(parse_card("t4"), "out['n'] = torch.cuda.device_count()", n_cards=2, CUDA_VISIBLE_DEVICES="1")
     assert hidden == {"n": 1}
+
+
+CHECKS = {
+    "all": "(x > 1).all()", "isfinite": "torch.isfinite(x[0, 0])", "all finite": "torch.isfinite(x).all()",
+    "equal": "torch.equal(x, x)", "allclose": "torch.allclose(x, x)", "any": "torch.isnan(x).any()",
+    "not finite": "~torch.isfinite(x[0, 0])", "compared": "x[0, 0] == 0", "later": "(held, x + 1)[0]",
+}  # fmt: skip
+PASS = {"all", "isfinite", "all finite", "equal", "allclose"}
+ARE_CHECKED = (
+    "torch.distributions.Normal(x, x).rsample()", "torch.distributions.Categorical(logits=x).sample()",
+    "torch.distributions.Dirichlet(x).rsample()", "x.repeat_interleave(x[0].long(), 0)", "torch.linalg.eig(x)",
+    "nn.utils.clip_grad_norm_([nn.Parameter(x)], 1.0, error_if_nonfinite=True)", "torch.multinomial(x, 2)",
+)  # fmt: skip
+
+
+@has_cuda_build
+def test_checks_that_values_are_valid_pass() -> None:
+    lines = ["from torch import nn", "x = torch.rand(8, 8, device='cuda')", "held = (x > 1).all()"]
+    lines += [f"out[{name!r}] = bool({check})" for name, check in CHECKS.items()]
+    seen = values_on(parse_card("h100"), "\n".join([*lines, *ARE_CHECKED]))
+    assert {name for name, passed in seen.items() if passed} == PASS
+
+
+MATRICES = (
+    "cholesky", "inv", "qr", "svd", "svdvals", "eigh", "eig", "pinv", "lu_factor", "ldl_factor", "slogdet",
+)  # fmt: skip
+SPARSE = ("s @ x", "s @ s", "s + s", "c @ x", "c @ x[0]", "c + c", "x.to_sparse()")
+
+
+@has_cuda_build
+def test_closed_libraries_of_matrices_ask_for_no_memory() -> None:
+    """A question for memory without an answer leaves what was on the stack: terabytes, or a process that ends."""
+    lines = ["x, several = torch.rand(8, 8, device='cuda'), torch.rand(40, 8, 8, device='cuda')"]
+    lines += ["s = torch.eye(8, device='cuda').to_sparse()", "c = s.to_sparse_csr()"]
+    lines += [f"torch.linalg.{name}({of})" for name in MATRICES for of in ("x", "several", "x.to(torch.complex64)")]
+    lines += ["torch.linalg.lstsq(x, x)", "torch.linalg.ldl_solve(*torch.linalg.ldl_factor(x)[:2], x)", *SPARSE]
+    seen = values_on(parse_card("h100"), "\n".join([*lines, "out['peak'] = torch.cuda.max_memory_allocated()"]))
+    assert seen["peak"] < 80 << 20
+
+
+@has_cuda_build
+def test_each_question_for_memory_has_an_answer() -> None:
+    asks = re.compile("(?i)buffersize|getworkspace|(workspace|reservespace|states|compressed|spmatget)size")
+    bodies = "".join(path.read_text() for path in SOURCES.glob("*.c"))
+    asked = {name for name in needs_of(torch_build()).functions if asks.search(name) and f" {name}(" not in bodies}
+    assert len(asked) > 50
+    assert not [name for name in asked if not any(re.fullmatch(rule, name) for rule, _, _ in WANTS_MEMORY)]
 
 
 STEPS = """

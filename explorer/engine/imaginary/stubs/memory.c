@@ -4,7 +4,9 @@
    2. New memory lies above all memory before it, as the driver's does: of two equal free blocks torch's allocator takes
       the lower one. At the end of the range the search begins again at its start.
    3. A copy to the card keeps its value in a table beside the card, by its address. Kernels write nothing, so a value is
-      believed for `BELIEVED` launches only: later a kernel may have written over it. All other reads give zeros. */
+      believed for `BELIEVED` launches only: later a kernel may have written over it. All other reads give zeros.
+   4. But a boolean that is read right after a conjunction is true: torch and scripts check values in this way, and a
+      check that fails ends the script (`not valid.all()` in torch.distributions, `not isfinite(loss)`). */
 #define _GNU_SOURCE
 #include "imaginary.h"
 #include <pthread.h>
@@ -24,7 +26,7 @@ static size_t n_ranges, room;
 static char *next[MOST_CARDS];
 static size_t used[MOST_CARDS];
 static Value values[VALUES];
-unsigned long n_launches;
+unsigned long n_launches, last_conjunction;
 
 static size_t share(void) { return arena_bytes / MOST_CARDS / GRAIN * GRAIN; }
 
@@ -140,7 +142,7 @@ Status copy(void *to, const void *from, size_t bytes) {
     const void *value = from_card ? value_at(from, bytes) : from;
     if (to_card) keep(to, value, bytes);
     else if (value) memmove(to, value, bytes);
-    else memset(to, 0, bytes);
+    else memset(to, bytes == 1 && last_conjunction == n_launches, bytes);
     pthread_mutex_unlock(&lock);
     return SUCCESS;
 }

@@ -309,12 +309,24 @@ Status cudaEventElapsedTime(float *ms, Event *first, Event *last) {
 }
 
 /* ---- kernels: counted, not run ---- */
-static Status launch(void) { return __sync_add_and_fetch(&n_launches, 1), SUCCESS; }
-Status cudaLaunchKernel(void) { return launch(); }
-Status __cudaLaunchKernel(void) { return launch(); }
-Status cudaLaunchCooperativeKernel(void) { return launch(); }
-Status cudaLaunchKernelExC(void) { return launch(); }
-Status cuLaunchKernel(void) { return launch(); }
+static const void *conjunctions[256];
+static int n_conjunctions;
+static Status launch(const void *kernel) {
+    unsigned long number = __sync_add_and_fetch(&n_launches, 1);
+    for (int i = 0; i < n_conjunctions; i++)
+        if (conjunctions[i] == kernel) last_conjunction = number;
+    return SUCCESS;
+}
+/* `all` and the product of two booleans, by which `isfinite` ends. */
+void __cudaRegisterFunction(void **binary, const void *kernel, char *stub, const char *name) {
+    if (n_conjunctions < 256 && (strstr(name, "15and_kernel_cuda") || strstr(name, "10MulFunctorIbE")))
+        conjunctions[n_conjunctions++] = kernel;
+}
+Status cudaLaunchKernel(const void *kernel) { return launch(kernel); }
+Status __cudaLaunchKernel(const void *kernel) { return launch(kernel); }
+Status cudaLaunchCooperativeKernel(const void *kernel) { return launch(kernel); }
+Status cudaLaunchKernelExC(const void *settings, const void *kernel) { return launch(kernel); }
+Status cuLaunchKernel(const void *kernel) { return launch(kernel); }
 void **__cudaRegisterFatBinary(void *binary) {
     static void *handle[8];
     return handle;
