@@ -63,6 +63,9 @@ def recognize(name: str) -> Recognized:
         return _model(name, f"{name} is taken for the model {member} of {where}.")
     if path.is_dir():
         return _folder(path)
+    if path.suffix == ".ipynb" and path.is_file():
+        hint = f"Write its code into a script, and give that: jupyter nbconvert --to script {path}."
+        raise BadInput(f"{path} is a notebook, which is not run here.", hint=hint)
     if path.suffix == ".py" and source_path(name).is_file():
         return _python(path)
     return _data(path) if path.is_file() else _missing(path)

@@ -189,6 +189,9 @@ def _changes(step: Measurement) -> tuple[tuple[Change, ...], str]:
             by_peak.setdefault(plan.step_peak_bytes, _change(plan))
     except ExplorerError as error:  # no policy is below this share, so none is below the next
         reason = f"{error.sentence.partition('. ')[0].rstrip('.')}."
+        _, _, least = reason.partition(": the least ")
+        if least and not by_peak:
+            reason = f"Recompute frees less than {100 * (1 - max(SHARES)):.0f} % of this peak: the least {least}"
     return tuple(by_peak.values()), "" if by_peak else reason
 
 

@@ -85,6 +85,15 @@ def test_lines_that_branch_on_values_are_named(tmp_path: Path) -> None:
 
 
 @has_cuda_build
+def test_checkpoints_of_the_script_are_listed_on_a_card_too(tmp_path: Path) -> None:
+    rerun = "model.forward = lambda x: torch.utils.checkpoint.checkpoint_sequential(model, 2, x, use_reentrant=False)"
+    script = SCRIPT.replace("optimizer = ", f"import torch.utils.checkpoint\n{rerun}\noptimizer = ", 1)
+    ran = explorer(tmp_path, "--card", "h100", "--steps", "2", "train.py", "--", "8", script=script)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "Checkpointing by the model itself" in ran.stdout
+
+
+@has_cuda_build
 def test_the_setting_for_workspaces_lowers_the_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ("--card", "h100", "--steps", "2", "train.py", "--", "8")
     before = explorer(tmp_path, *options).stdout

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.errors import UnreadableFile
+from explorer.errors import BadInput, UnreadableFile
 from explorer.plan.catalogue import (
     HUGGING_FACE,
     SAMPLES,
@@ -210,3 +210,11 @@ def test_the_choice_among_several_models_is_named(tmp_path: Path) -> None:
     assert "made by its function make_net" in recognize(str(file)).sentence
     file.write_text("def make_net(n=3): ...")
     assert "made by its only function make_net" in recognize(str(file)).sentence
+
+
+def test_a_notebook_is_refused_with_the_command_that_makes_it_a_script(tmp_path: Path) -> None:
+    file = tmp_path / "net.ipynb"
+    file.write_text('{"cells": [], "nbformat": 4}')
+    with pytest.raises(BadInput, match="notebook") as refused:
+        recognize(str(file))
+    assert f"--to script {file}" in refused.value.hint

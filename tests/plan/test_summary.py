@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
+from explorer.engine.bench.measure import measure_and_describe
 from explorer.plan.memory.ledger import PLURAL
-from explorer.plan.summary import LOWERED_BY, _fixed, _next_command
+from explorer.plan.summary import LOWERED_BY, _changes, _fixed, _next_command
 from explorer.record import ModelRef, RunSpec
 from tests.view.builders import measured
 
@@ -27,3 +30,11 @@ def test_a_peak_that_a_policy_may_lower_has_no_such_sentence(held: dict[str, int
 def test_levers_are_named_where_a_model_can_be_changed_and_not_of_a_record(name: str, verb: str) -> None:
     run = msgspec.structs.replace(measured(), spec=RunSpec(model=ModelRef(target="m.py")))
     assert _next_command(run, name, ()).startswith(f"checkpoint-explorer {verb}")
+
+
+def test_where_recompute_frees_little_the_least_reachable_peak_is_said() -> None:
+    arguments = {"n_layers": 1, "width": 256, "batch": 2}
+    spec = RunSpec(model=ModelRef(target="sample_models/mlp.py", size="small", arguments=arguments), n_repeats=0)
+    changes, reason = _changes(measure_and_describe(spec))
+    assert not changes
+    assert re.fullmatch(r"Recompute frees less than 15 % of this peak: the least that .* is [\d.]+ MiB.*\.", reason)

@@ -23,6 +23,7 @@ from explorer.errors import BadInput, ExplorerError, asks_for_cuda
 from explorer.jobs.on_card import OnCardRequest, file_of_module
 from explorer.plan.names import listed
 from explorer.plan.summary import Summary, summarize, summary_document, summary_lines
+from explorer.plan.why.checkpointing import checkpointing_lines
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.units import count, mib
 
@@ -261,4 +262,7 @@ def _print_steps(ranks: list[StepsOnCard], fullest: StepsOnCard, script: str) ->
             lines.append(f"{rank} {step}: {mib(allocated)} allocated, {mib(reserved)} reserved")
         if result.refusal and result is not fullest:
             lines.append(f"{rank} {len(result.peaks) + 1} was refused too")
-    answer_console().print("\n".join(filter(None, [*lines, fullest.decided])), markup=False)
+    lines += filter(None, [fullest.decided])
+    if fullest.last is not None:
+        lines += checkpointing_lines(fullest.last)
+    answer_console().print("\n".join(lines), markup=False)
