@@ -254,7 +254,7 @@ BUDGETS = {
     "view": 47233, "ui": 50270, "lab": 27080, "pipeline": 54952, "own_loop": 15023, "cli": 21990,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 54094
+TESTS_BUDGET = 54470
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 

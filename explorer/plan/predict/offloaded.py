@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from explorer.plan.memory.ledger import Bytes, array_of, ints
 from explorer.plan.names import is_within
 from explorer.plan.predict.calls import SavedByCall
-from explorer.plan.predict.replay import NEVER, SUM, Replay
+from explorer.plan.predict.replay import SUM, Replay
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import Column, column
 from explorer.record.measurement import Measurement
@@ -155,11 +155,12 @@ def _deaths(replay: Replay, entry: Bytes, released: Bytes, is_moved: np.ndarray)
     np.maximum.at(last, entry, released)
     np.maximum.at(kept, entry[~is_moved], released[~is_moved] + 1)
     moved = np.unique(entry[is_moved])
-    # The last release is what frees the entry, if nothing is born between the two.
+    # The last release is what frees the entry, if nothing is born between the two. At the end of the step other code
+    # holds what autograd has released.
     following = replay.births[
         np.searchsorted(replay.births, last[moved], side="right").clip(max=len(replay.births) - 1)
     ]
-    freed = moved[(died[moved] <= following) & (replay.let_go[moved] < NEVER)]
+    freed = moved[(died[moved] < following) | (died[moved] <= last[moved])]
     for cast in np.intersect1d(freed, replay.casts).tolist():  # autocast holds a cast weight until forward ends
         kept[cast] = max(kept[cast], replay.forward_ends(int(replay.born[cast])))
     died[freed] = np.minimum(died[freed], np.maximum(replay.let_go[freed], kept[freed]))

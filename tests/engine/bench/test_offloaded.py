@@ -12,6 +12,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.engine.bench.host_stand_in import host_stand_in
 from explorer.engine.bench.measure import measure, measure_without_data
@@ -128,6 +129,52 @@ def test_a_step_that_calls_torch_func_is_measured_as_before(net: Path) -> None:
     assert run.failure is None and run.allocations is not None and run.allocations.saves.entry
 
 
+HOLDING = """
+import torch
+from torch import nn
+
+class Holding(nn.Module):
+    def __init__(self, holds):
+        super().__init__()
+        self.scale, self.holds, self.held = nn.Parameter(torch.ones(4096)), holds, None
+
+    def forward(self, x):
+        scale = self.scale.exp()
+        if self.holds == "tensor":
+            self.held = scale
+        if self.holds == "graph":
+            self.held, scale = scale.sin().sum(), self.scale
+        return x * scale
+
+def build(holds):
+    torch.manual_seed(0)
+    return nn.Sequential(Holding(holds), nn.Tanh(), nn.Linear(4096, 8), nn.Tanh()), torch.randn(4, 4096)
+"""
+
+
+@pytest.mark.parametrize("holds", ["nothing", "tensor", "graph"])
+def test_a_saved_tensor_that_other_code_holds_to_the_end_is_not_freed(holds: str, tmp_path: Path) -> None:
+    """The last node of backward releases it, after the last tensor is made; a graph without a backward never does."""
+    (tmp_path / "holding.py").write_text(HOLDING)
+    model = ModelRef(target=f"{tmp_path}/holding.py:build", arguments={"holds": holds})
+    spec = RunSpec(model=model, n_repeats=0, optimizer="none")
+    policy = Policy(units=(Unit(blocks=("0",), action="offload"),))
+    run = measure(replace(spec, policy=policy))
+    forecast = Forecaster(measure(spec), describe(model, conditions=spec.conditions)).forecast(policy)
+    assert forecast.step_peak_bytes == run.step_peak_bytes
+    assert forecast.saved_after_forward_bytes == run.saved_after_forward_bytes
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
 MADE: dict[str, Callable[[], Tensor]] = {
     "whole": lambda: torch.randn(3, 5),
     "transposed": lambda: torch.randn(4, 6).t(),
@@ -144,12 +191,13 @@ def test_a_tensor_leaves_the_counted_memory_and_comes_back_bit_by_bit(kind: str)
     tensor = MADE[kind]()
     original, before = tensor.clone(), HOST.stand_in
     with host_stand_in(), host_stand_in():
-        with CpuRecorder() as out:
+        with CpuRecorder() as out, Operators() as noted:
             back = to_host(tensor)
         tensor.zero_()
         assert back is not None
         with CpuRecorder() as came:
             copies = [back(), back()]
+    assert not noted.names, "no instrument sees the way out"
     assert HOST.stand_in is before and to_host(tensor) is None
     assert all(torch.equal(here, original) and here.dtype == original.dtype for here in copies)
     assert copies[0].stride() == torch.empty_like(original).stride()

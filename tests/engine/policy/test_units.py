@@ -275,6 +275,8 @@ def test_bytes_on_the_host_are_counted_until_nobody_holds_them() -> None:
     with offload_saved([], Lane()):
         loss = x.exp().sum()
     assert HOST.peak_bytes - before == 1024
+    HOST.restart()
+    assert HOST.peak_bytes - before == 1024, "it is still there"
     loss.backward()
     del loss
     gc.collect()

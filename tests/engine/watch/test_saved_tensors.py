@@ -63,6 +63,14 @@ def test_an_expanded_dimension_has_the_bytes_of_one_element() -> None:
     assert views(lambda x: x.double().sin())[1] == [4 * 4 * 8]
 
 
+def test_a_tensor_of_several_storages_has_no_row() -> None:
+    with watched(nn.Identity()) as saved:
+        sparse, dense = torch.eye(3).to_sparse(), torch.ones(3, 2, requires_grad=True) * 1
+        n_bytes = [len(saved._tracker.storages.of(tensor)) for tensor in (sparse, dense)]
+        torch.sparse.mm(sparse, dense).sum().backward()
+    assert n_bytes[0] > 1 == n_bytes[1] and not saved._rows
+
+
 @pytest.mark.parametrize("n_backwards", [1, 2])
 def test_a_backward_that_runs_twice_leaves_no_rows(n_backwards: int) -> None:
     x = torch.ones(3, requires_grad=True)
@@ -91,9 +99,10 @@ def test_hooks_step_aside_for_torch_func_and_come_back() -> None:
     with watched(nn.Identity()) as saved:
         inside = torch.func.vmap(torch.func.grad(lambda row: (row * row).sum()))(x)
         n_inside = len(saved._rows)
-        kept = (x * 1).sin()
+        known = x * 1
+        kept = known.sin()
         saved._tracker.is_aside = True
-        aside = (x * 1).cos()
+        aside = known.cos()
     assert inside is not None and kept is not None and aside is not None
     assert len(saved._rows) == n_inside + 1 and torch.autograd.graph.disable_saved_tensors_hooks is disable
     outside = (x * 1).sin()

@@ -82,6 +82,12 @@ class TestPipelineRules:
         with pytest.raises(InvalidPlan) if fires else nullcontext():
             rows_of(four)
 
+    @pytest.mark.parametrize(("is_deferred", "moved"), [(True, "move once a batch"), (False, "move 4 times a batch")])
+    def test_running_statistics(self, is_deferred: bool, moved: str) -> None:
+        net = graph(block("a", "running_statistics"), block("b"))
+        (hazard,) = hazards(net, KEEP_ALL, plan(deferred_batch_norm=is_deferred))
+        assert moved in hazard.sentence and hazard.blocks == ("a",)
+
     def test_reentrant_stage(self) -> None:
         whole = {hazard.rule: hazard.severity for hazard in hazards(self.NET, OPTIONS["reentrant"], plan())}
         split = {h.rule: h.severity for h in hazards(self.NET, OPTIONS["reentrant"], plan(schedule="ZBVZeroBubble"))}

@@ -143,6 +143,21 @@ def test_a_tight_cap_recomputes_more_and_takes_longer() -> None:
     assert all(step.policy.units and step.n_judged > 10 for step in steps)
 
 
+def test_the_block_that_frees_most_for_its_time_is_recomputed_first() -> None:
+    """No preset recomputes blocks.1 alone."""
+    equal = drawn(1).blocks[0]
+    slow = msgspec.structs.replace(equal.recomputed, backward_ms=equal.kept.backward_ms + 9.0)
+    quick = msgspec.structs.replace(slow, backward_ms=equal.kept.backward_ms + 1.0)
+    blocks = tuple(
+        msgspec.structs.replace(equal, blocks=group, recomputed=quick if "blocks.1" in group else slow)
+        for group in atoms(GRAPH)
+    )  # fmt: skip
+    profile = msgspec.structs.replace(drawn(1), blocks=blocks)
+    free = planned(profile, GRAPH, asked(1), 2**40, 1)
+    chosen = planned(profile, GRAPH, asked(1), max(free.rank_bytes) - 1, 1)
+    assert (free.policy.blocks, chosen.policy.blocks) == ((), ("blocks.1",))
+
+
 def test_no_more_than_64_microbatches_are_tried() -> None:
     counts = microbatch_counts(msgspec.structs.replace(drawn(0), batch_rows=128), asked(1))
     assert counts == [1, 2, 4, 8, 16, 32, 64]

@@ -5,18 +5,29 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from itertools import combinations
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis.strategies import builds, integers, lists, sampled_from
+from msgspec.structs import replace
 
 from explorer.errors import InvalidPlan
 from explorer.pipeline.plan.actions import Action, check_rows, execution_order, format_rows, parse_rows, to_csv
-from explorer.pipeline.plan.cuts import atoms, balance, check_stages, n_in_flight, split_at_borders, stages_by
+from explorer.pipeline.plan.cuts import (
+    atoms,
+    balance,
+    check_stages,
+    n_in_flight,
+    special_units,
+    split_at_borders,
+    stages_by,
+)
 from explorer.pipeline.plan.schedules import SCHEDULES, default_ranks, gpipe, one_f_one_b, rows_of
 from explorer.pipeline.record.step import ActionCost, BlockCost, PipelineProfile
 from explorer.record.graph import CutPoint, ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy, Unit
+from explorer.record.policy import Action as UnitAction
 from explorer.record.run import PipelinePlan, RunSpec
 from tests.graphs import block
 from tests.pipeline.pipelines import HOST
@@ -42,6 +53,25 @@ def test_every_bad_cell_is_named_at_once() -> None:
 def test_one_f_one_b_keeps_few_in_flight(n_ranks: int, n_microbatches: int) -> None:
     expected = [min(n_microbatches, n_ranks - rank) for rank in range(n_ranks)]
     assert list(n_in_flight(one_f_one_b(n_ranks, n_microbatches))) == expected
+
+
+def test_a_split_backward_is_in_flight_until_its_weight_gradients() -> None:
+    rows = parse_rows([["0F0", "0I0", "0F1", "0W0", "0F2", "0I1", "0W1", "0I2", "0W2"], ["1F0", "1B0", "1F1", "1B1"]])
+    assert n_in_flight(rows) == (2, 1)
+
+
+def test_single_blocks_that_keep_results_or_offload_are_measured() -> None:
+    units = tuple(
+        Unit(blocks=blocks, action=action)
+        for action in get_args(UnitAction) for blocks in (("b0",), ("b0", "b1"), ("elsewhere",))
+    )  # fmt: skip
+    policy = Policy(
+        units=tuple(replace(unit, save_ops=("aten.mm.default",) * (unit.action == "save_ops")) for unit in units)
+    )
+    special = special_units(policy, PipelinePlan(stages=(("b0",), ("b1",)), n_microbatches=1))
+    assert [(unit.action, unit.blocks) for unit in special] == [
+        (action, ("b0",)) for action in get_args(UnitAction) if action != "recompute"
+    ]  # fmt: skip
 
 
 def test_one_f_one_b_reads_as_in_the_paper() -> None:
@@ -232,7 +262,10 @@ def test_memory_of_a_profile_is_its_bytes_for_the_whole_batch(
     pressure = (Policy.recompute(recomputed), gpipe(2, 1))
     stages = stages_by("by-memory", graph([1] * 4, [1] * 4), 2, profile=profile, pressure=pressure)
     assert len(stages[0]) == first
-    assert len(stages_by("by-time", graph([1] * 4), 2, profile=profile)[0]) == 2
+    slow = replace(costs[0], kept=replace(costs[0].kept, backward_ms=5.0))
+    for blocks, n_first in ((costs, 2), ([slow, *costs[1:]], 1)):  # 3 ms each; 6, 3, 3, 3
+        timed = replace(profile, blocks=tuple(blocks))
+        assert len(stages_by("by-time", graph([1] * 4), 2, profile=timed)[0]) == n_first
 
 
 def test_memory_knows_the_policy() -> None:

@@ -59,6 +59,8 @@ def test_a_segment_keeps_its_input_only_and_runs_again_in_one_piece() -> None:
     assert one.recomputed.backward_ms == (1.0 + 2.0) + 3.0
     assert one.recomputed.recompute_ms == 1.0 + 1.0
     assert one.recomputed.backward_extra_bytes == 100 + 140
+    assert one.recomputed.first_backward_extra_bytes == 100 + 150
+    assert one.recomputed.forward_extra_bytes == 10 + 120  # the first block's 10 are held when the second one runs
     assert one.kept.saved_bytes == 200
 
 
