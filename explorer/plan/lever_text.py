@@ -18,10 +18,24 @@ from explorer.record.run import RunSpec
 
 MINUS = "\N{MINUS SIGN}"
 _OPTIMIZERS = {
-    "adamw": "torch.optim.AdamW(model.parameters(), lr=lr",
-    "sgd": "torch.optim.SGD(model.parameters(), lr=lr",
-    "adamw8bit": "bitsandbytes.optim.AdamW8bit(model.parameters(), lr=lr",
+    "adamw": "torch.optim.AdamW(model.parameters(), lr=lr{form})",
+    "sgd": "torch.optim.SGD(model.parameters(), lr=lr, momentum={momentum:g}{form})",
+    "adamw8bit": "bitsandbytes.optim.AdamW8bit(model.parameters(), lr=lr)",
 }
+_FORMS = {"for-loop": ", foreach=False", "foreach": ", foreach=True", "fused": ", fused=True"}
+_FOUR_BITS_OF_HUB = (
+    "model = {factory}quantization_config=transformers.BitsAndBytesConfig(load_in_4bit=True, "
+    'bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16))'
+)
+_FOUR_BITS = """\
+for name, layer in [*model.named_modules()]:
+    if isinstance(layer, torch.nn.Linear) and re.fullmatch(r"{targets}", name):
+        four_bits = bitsandbytes.nn.Linear4bit(
+            layer.in_features, layer.out_features, layer.bias is not None, torch.bfloat16, quant_type="nf4"
+        )
+        four_bits.load_state_dict(layer.state_dict())
+        model.set_submodule(name, four_bits)
+model = model.to("{device}")  # packs them"""
 
 
 def title(row: LeverRow) -> str:
@@ -97,10 +111,13 @@ def judged_text(fit: Fit) -> str:
 def script_lines(row: LeverRow) -> tuple[str, ...]:
     """The lines of the user's script that switch the levers of a row on."""
     spec = row.step.spec
-    optimizer = f"optimizer = {_OPTIMIZERS.get(spec.optimizer, '')}"
+    optimizer = _OPTIMIZERS.get(spec.optimizer, "").format(
+        momentum=spec.momentum, form=_FORMS.get(spec.optimizer_form, "")
+    )
     device = "cuda" if spec.card is not None else spec.device
     target = spec.model.target
-    factory = "AutoModel.from_pretrained" if target.startswith("hf:") else target.partition(":")[2] or "build"
+    of_hub = target.startswith("hf:")
+    factory = "type(model).from_pretrained(name, " if of_hub else f"{target.partition(':')[2] or 'build'}("
     words = {"optimizer": optimizer, "device": device, "n": spec.n_accumulation, "factory": factory}
     words["options"] = spec.card.options if spec.card is not None else ""
     words["last"] = spec.chunked_layer
@@ -109,6 +126,7 @@ def script_lines(row: LeverRow) -> tuple[str, ...]:
     words["host"] = _host_text(row.step)
     if spec.lora is not None:
         words |= {"rank": spec.lora.rank, "targets": spec.lora.targets}
+        words["four_bits"] = (_FOUR_BITS_OF_HUB if of_hub else _FOUR_BITS).format_map(words)
     lines = []
     for key in row.levers:
         if key == RECOMPUTE:
@@ -121,8 +139,9 @@ def script_lines(row: LeverRow) -> tuple[str, ...]:
 def _host_text(step: PlayedStep) -> str:
     """`12.0 MiB on the host; copies take 0 (beside the step) to 0.8 ms at 31.5 GB/s, the rate of PCIe 4.0 x16`."""
     most_ms = 1e3 * (step.moved_bytes or 0) / PCIE_4
+    on_cpu = "On a GPU: " * (step.spec.card is None and step.spec.device == "cpu")
     return (
-        f"{mib(step.host_peak_bytes or 0)} on the host; copies take 0 (beside the step) to {most_ms:.2g} ms at "
+        f"{on_cpu}{mib(step.host_peak_bytes or 0)} on the host; copies take 0 (beside the step) to {most_ms:.2g} ms at "
         f"{PCIE_4 / 1e9:g} GB/s, the published rate of PCIe 4.0 x16"
     )
 

@@ -151,6 +151,11 @@ def _offload(spec: RunSpec, parts: Parts) -> RunSpec | None:
     return replace(spec, policy=Policy(units=units)) if units and not spec.policy.units else None
 
 
+OPTIMIZER = "optimizer = {optimizer}"
+PEFT = (
+    'model = peft.get_peft_model(model, peft.LoraConfig(r={rank}, target_modules=r"{targets}"), '
+    "autocast_adapter_dtype=False)"
+)
 LEVERS = (
     Lever(
         SEGMENTS,
@@ -166,10 +171,10 @@ LEVERS = (
         _offload,
         "# {host}\nexplorer.apply_policy(model, {policy})",
     ),
-    Lever("foreach", "optimizer", "optimizer with foreach=False", _for_loop, "{optimizer}, foreach=False)"),
-    Lever("fused", "optimizer", "optimizer with fused=True", _fused, "{optimizer}, fused=True)"),
-    Lever("sgd", "optimizer", "SGD instead of AdamW", _sgd, "{optimizer})"),
-    Lever("adamw8bit", "optimizer", "AdamW with moments in 8 bits", _adamw_8bit, "{optimizer})"),
+    Lever("foreach", "optimizer", "optimizer with foreach=False", _for_loop, OPTIMIZER),
+    Lever("fused", "optimizer", "optimizer with fused=True", _fused, OPTIMIZER),
+    Lever("sgd", "optimizer", "SGD instead of AdamW", _sgd, OPTIMIZER),
+    Lever("adamw8bit", "optimizer", "AdamW with moments in 8 bits", _adamw_8bit, OPTIMIZER),
     Lever(
         "accumulate",
         "batch",
@@ -184,39 +189,42 @@ LEVERS = (
         _autocast,
         'with torch.autocast("{device}", dtype=torch.bfloat16): loss = loss_of(model, batch)',
     ),
-    Lever("dtype", "precision", "bfloat16 weights and state", _bfloat16, "model = model.to(torch.bfloat16)"),
+    Lever(
+        "dtype",
+        "precision",
+        "bfloat16 weights and state",
+        _bfloat16,
+        "model = model.to(torch.bfloat16)\n"
+        "batch = [t.bfloat16() if t.is_floating_point() else t for t in batch]  # inputs and targets of each step",
+    ),
     Lever(
         "attention",
         "attention",
         "attention by scaled_dot_product_attention",
         _attention,
-        f'model = {{factory}}({ATTENTION}="{SDPA}")',
+        f'model = {{factory}}{ATTENTION}="{SDPA}")',
     ),
     Lever(
         "chunks",
         "loss",
         "loss over 8 chunks of the batch",
         _chunks,
-        "loss = sum(checkpoint(lambda x, t: len(x) / len(hidden) * loss_of(model.get_submodule({last!r})(x), t), x, t, "
-        "use_reentrant=False) for x, t in zip(hidden.chunk(8), targets.chunk(8)))  # hidden: the input of {last}",
+        "loss = sum(checkpoint(lambda x, t: len(x) / len(hidden) * loss_function(model.get_submodule({last!r})(x), t), "
+        "x, t, use_reentrant=False) for x, t in zip(hidden.chunk(8), targets.chunk(8)))  # hidden: the input of {last}",
     ),
     Lever(
         "lora",
         "trained",
         "LoRA of rank 8, the model frozen",
         _lora,
-        'model = peft.get_peft_model(model, peft.LoraConfig(r={rank}, target_modules=r"{targets}"), '
-        "autocast_adapter_dtype=False)",
+        PEFT,
     ),
     Lever(
         "qlora",
         "trained",
         "QLoRA: LoRA beside Linear layers in four bits",
         _qlora,
-        'quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", '
-        "bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)  # for from_pretrained, then: "
-        'peft.get_peft_model(model, peft.LoraConfig(r={rank}, target_modules=r"{targets}"), '
-        "autocast_adapter_dtype=False)",
+        "{four_bits}\n" + PEFT,
     ),
     Lever(
         "freeze",

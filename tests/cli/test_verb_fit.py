@@ -19,7 +19,7 @@ def test_each_lever_has_its_price_its_gradients_and_its_line() -> None:
     printed = run(*MLP, "--budget", "1100KiB").stdout
     assert "which does not fit in 1.1 MiB" in printed
     for line in (
-        "optimizer = torch.optim.SGD(model.parameters(), lr=lr)",
+        "optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0)",
         "model = model.to(torch.bfloat16)",
         'with torch.autocast("cpu", dtype=torch.bfloat16): loss = loss_of(model, batch)',
     ):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from explorer.plan import lever_text, levers
 from explorer.plan.card.cards import parse_card
 from explorer.record.fit import Fit, Judgement, LeverRow, PlayedStep
-from explorer.record.graph import ModelRef
+from explorer.record.graph import Lora, ModelRef
 from explorer.record.policy import Policy, Unit
 from explorer.record.run import RunSpec
 
@@ -119,10 +120,11 @@ def test_levers_together_are_the_changes_one_after_the_other() -> None:
 
 
 def test_the_line_of_the_attention_names_the_factory() -> None:
-    for target, call in (("hf:LlamaConfig", "AutoModel.from_pretrained"), ("nets.py:gpt", "gpt"), ("nets.py", "build")):
+    own = "type(model).from_pretrained(name, "
+    for target, call in (("hf:LlamaConfig", own), ("nets.py:gpt", "gpt("), ("nets.py", "build(")):
         step = PlayedStep(spec=RunSpec(model=ModelRef(target=target)), step_peak_bytes=1)
         (line,) = lever_text.script_lines(LeverRow(levers=("attention",), step=step))
-        assert line == f'model = {call}(attn_implementation="sdpa")'
+        assert line == f'model = {call}attn_implementation="sdpa")'
 
 
 def test_the_line_of_a_policy_is_the_policy() -> None:
@@ -150,3 +152,36 @@ def test_a_price_that_prints_as_nothing_is_none() -> None:
         judgement=Judgement(effect="different"),
     )
     assert levers.ranked([other, mild], as_is) == (mild, other)
+
+
+def test_the_line_of_an_optimizer_names_its_form_and_its_momentum() -> None:
+    def line(key: str, **fields: object) -> str:
+        spec = replace(SPEC, **fields)
+        (line,) = lever_text.script_lines(LeverRow(levers=(key,), step=PlayedStep(spec=spec, step_peak_bytes=1)))
+        return line
+
+    sgd = "optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum="
+    assert line("foreach", optimizer="sgd", momentum=0.9, optimizer_form="for-loop") == f"{sgd}0.9, foreach=False)"
+    assert line("sgd", optimizer="sgd", optimizer_form="fused") == f"{sgd}0, fused=True)"
+    assert line("sgd", optimizer="sgd") == f"{sgd}0)", "the play has no momentum, whose state would take bytes"
+    assert line("fused", optimizer="adamw", optimizer_form="fused").endswith("lr=lr, fused=True)")
+
+
+def test_every_line_is_python() -> None:
+    """A line whose second half is a comment was pasted, and its second half was lost."""
+    lora = Lora(targets=r"a|b", quantize="nf4")
+    for target in ("hf:LlamaConfig", "nets.py"):
+        spec = RunSpec(model=ModelRef(target=target), lora=lora)
+        for lever in levers.LEVERS:
+            row = LeverRow(levers=(lever.key,), step=PlayedStep(spec=spec, step_peak_bytes=1))
+            code = "\n".join(lever_text.script_lines(row))
+            compile(code, lever.key, "exec")
+            for call in ("get_peft_model(", "apply_policy(", 'quant_type="nf4"'):
+                assert all(call not in line.partition("#")[2] for line in code.splitlines())
+
+
+def test_offload_without_a_card_says_that_it_is_for_a_gpu() -> None:
+    """On a CPU nothing moves: the line alone would save nothing there."""
+    for spec, is_on_cpu in ((SPEC, True), (replace(SPEC, card=parse_card("24GiB", "", "")), False)):
+        row = LeverRow(levers=(levers.OFFLOAD,), step=PlayedStep(spec=spec, step_peak_bytes=1))
+        assert ("On a GPU" in lever_text.script_lines(row)[0]) is is_on_cpu
