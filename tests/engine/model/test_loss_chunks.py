@@ -52,7 +52,8 @@ def test_the_line_for_a_script_is_the_loss_of_the_lever() -> None:
     loaded = loaded_of(Net())
     spec = RunSpec(model=loaded.ref, chunked_layer="head")
     (line,) = lever_text.script_lines(LeverRow(levers=("chunks",), step=PlayedStep(spec=spec, step_peak_bytes=1)))
-    names = {"checkpoint": checkpoint, "loss_function": F.cross_entropy, "model": loaded.model, "targets": loaded.targets}
+    names = {"checkpoint": checkpoint, "loss_function": F.cross_entropy}
+    names |= {"model": loaded.model, "targets": loaded.targets}
     names["hidden"] = loaded.model.body(loaded.inputs).relu()
     exec(line, names)
     chunked = in_chunks(loaded, "head")
