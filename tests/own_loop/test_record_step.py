@@ -466,3 +466,19 @@ def test_the_adjacency_of_a_graph_is_an_input_and_no_convolution_is_named() -> N
         model(torch.randn(n, 16)).square().mean().backward()
     assert ledger(run.measurement, 0).by_role["input"] >= n_bytes(adjacency)
     assert "unattributed" in str(run) and "convolution" not in str(run)
+
+
+@pytest.mark.parametrize("how", ["called", "in place", "function"])
+def test_where_the_compiler_is_switched_off_a_step_has_its_blocks(how: str) -> None:
+    """As by TORCH_COMPILE_DISABLE=1: the advice of a compiled step must work."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(3)))
+    called: Callable[..., torch.Tensor] = model
+    if how == "in place":
+        model.compile(backend="eager")
+    else:
+        called = torch.compile(model if how == "called" else (lambda x: model(x)), backend="eager")
+    with torch._dynamo.config.patch(disable=True), explorer.record_step(model) as run:
+        called(torch.randn(64, 32)).sum().backward()
+    assert not run.measurement.ran_compiled and run.measurement.ran_as_written
+    assert "torch.compile was off in this step" in str(run)
+    assert run.plan("90%").policy.units

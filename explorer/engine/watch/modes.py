@@ -219,13 +219,14 @@ def compiler_off() -> Iterator[None]:
 @contextmanager
 def before_compiled(begins: Callable[[object, bool], object] = lambda function, compiled: None) -> Iterator[None]:
     """Calls `begins` before each call of a compiled function, with the function, and whether it will run compiled."""
-    from torch._dynamo import eval_frame
+    from torch._dynamo import config, eval_frame
 
     plain, guard = eval_frame._callback_from_stance, torch._C._ForceDispatchKeyGuard
 
     def announced(callback: Any) -> Any:
         if callable(callback) and not _n_compiling:
-            begins(sys._getframe(1).f_locals.get("fn"), eval_frame._stance.stance != "force_eager")
+            compiles = eval_frame._stance.stance != "force_eager" and not config.disable
+            begins(sys._getframe(1).f_locals.get("fn"), compiles)
             with _disable_current_modes():  # re-pushes the modes: the end of a compiled call switches later ones off
                 pass
         return plain(callback)

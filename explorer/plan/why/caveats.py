@@ -35,7 +35,7 @@ def peak_caveats(run: Measurement) -> tuple[str, ...]:
     if log is None or not run.complete:
         return tuple(filter(None, [_left(run)]))
     as_written = (
-        "torch.compile was off in this step alone, so that its blocks could be seen: compiled code ran as it is "
+        "torch.compile was off in this step, so that its blocks could be seen: compiled code ran as it is "
         "written, and a compiled step has another peak."
     )
     sentences = [as_written] if run.ran_as_written else []
