@@ -79,11 +79,9 @@ def strip_cells(at: AppTest) -> list[dict[str, str]]:
 
 
 def texts(at: AppTest) -> str:
-    """Everything written on the page in words."""
-    drawn = (*at.text, *at.markdown, *at.caption, *at.warning, *at.error)
-    return "\n".join(
-        [*(str(element.value) for element in drawn), *(" ".join(cell.values()) for cell in strip_cells(at))]
-    )
+    """Everything written on the page in words, as a reader sees it: without the signs that escape Markdown."""
+    drawn = [str(element.value) for element in (*at.text, *at.markdown, *at.caption, *at.warning, *at.error)]
+    return "\n".join([*drawn, *(" ".join(cell.values()) for cell in strip_cells(at))]).replace("\\", "")
 
 
 def address(at: AppTest) -> dict[str, str]:

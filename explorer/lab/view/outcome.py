@@ -150,19 +150,17 @@ def _bars(chart: LabChart) -> go.Figure:
     fig = figure(chart.title, height=170 + 22 * max(n_bars, 4))
     for index, series in enumerate(chart.series):
         texts = [NO_RESULT if y is None else _value_text(chart, y) for y in series.y]
-        fig.add_trace(
-            go.Bar(
-                y=list(chart.x),
-                x=[(y or 0.0) / unit for y in series.y],
-                name=series.name,
-                orientation="h",
-                text=texts if chart.kind == "bars" else None,
-                textposition="outside",
-                cliponaxis=False,
-                customdata=texts,
-                marker={"color": _colour(series, index), "pattern": hatch(_pattern(series, index))},
-                hovertemplate=bold("%{y}") + f"\n{series.name}: %{{customdata}}",
-            )
+        fig.add_bar(
+            y=list(chart.x),
+            x=[(y or 0.0) / unit for y in series.y],
+            name=series.name,
+            orientation="h",
+            text=texts if chart.kind == "bars" else None,
+            textposition="outside",
+            cliponaxis=False,
+            customdata=texts,
+            marker={"color": _colour(series, index), "pattern": hatch(_pattern(series, index))},
+            hovertemplate=bold("%{y}") + f"\n{series.name}: %{{customdata}}",
         )
     bars(fig, _y_title(chart, unit_name), mode="stack" if chart.kind == "stacked bars" else "group")
     if chart.unit == "%":
@@ -179,19 +177,17 @@ def _lines(chart: LabChart) -> go.Figure:
     unit, unit_name = _axis(chart)
     fig = figure(chart.title, height=400)
     for index, series in enumerate(chart.series):
-        fig.add_trace(
-            go.Scatter(
-                x=list(chart.x),
-                y=[None if y is None else y / unit for y in series.y],
-                name=series.name,
-                mode="lines+markers",
-                customdata=[NOT_MEASURED if y is None else _value_text(chart, y) for y in series.y],
-                line={"color": _colour(series, index), "dash": DASHES[index % len(DASHES)]},
-                hovertemplate=bold(f"{chart.x_title} %{{x}}") + f"\n{series.name}: %{{customdata}}",
-            )
+        fig.add_scatter(
+            x=list(chart.x),
+            y=[None if y is None else y / unit for y in series.y],
+            name=series.name,
+            mode="lines+markers",
+            customdata=[NOT_MEASURED if y is None else _value_text(chart, y) for y in series.y],
+            line={"color": _colour(series, index), "dash": DASHES[index % len(DASHES)]},
+            hovertemplate=bold(f"{chart.x_title} %{{x}}") + f"\n{series.name}: %{{customdata}}",
         )
-    fig.update_xaxes(title={"text": chart.x_title}, type="category")
-    fig.update_yaxes(title={"text": _y_title(chart, unit_name)}, rangemode="tozero")
+    fig.update_xaxes(title_text=chart.x_title, type="category")
+    fig.update_yaxes(title_text=_y_title(chart, unit_name), rangemode="tozero")
     fig.update_layout(showlegend=len(chart.series) > 1)
     return fig
 

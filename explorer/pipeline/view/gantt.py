@@ -66,7 +66,7 @@ def gantt(forecast: PlayedSchedule, predicted: PlayedSchedule | None = None) -> 
         _waits(fig, forecast)
         _critical(fig, forecast)
         fig.update_layout(barmode="overlay", bargap=0)
-        fig.update_xaxes(title={"text": "time since the start of the step (ms)"}, rangemode="tozero")
+        fig.update_xaxes(title_text="time since the start of the step (ms)", rangemode="tozero")
         fig.update_yaxes(
             range=[n_ranks - 0.45, -0.55],
             tickvals=list(range(n_ranks)),
@@ -113,36 +113,34 @@ def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band) -> N
     wide = NARROWEST_LABEL * forecast.makespan_ms * (2 if several else 1)
     labelled = band is _MAIN and part != "R"
     edges = [STAGE_COLOURS[a.stage % len(STAGE_COLOURS)] if several else EDGE for a, _, _ in spans]
-    fig.add_trace(
-        go.Bar(
-            orientation="h",
-            name=name,
-            legendgroup=part,
-            showlegend=band is _MAIN,
-            x=[length for _, _, length in spans],
-            base=[start for _, start, _ in spans],
-            y=[a.rank + band.offset for a, _, _ in spans],
-            width=band.width,
-            text=[
-                f"{a.stage}:{a.microbatch}" * several or str(a.microbatch) if labelled and length >= wide else ""
-                for a, _, length in spans
-            ],
-            textposition="inside",
-            insidetextanchor="middle",
-            textangle=0,
-            constraintext="none",
-            insidetextfont={"color": ON_COLOUR},
-            marker={
-                "color": COLOURS[part],
-                "pattern": hatch(PATTERNS[part]) if part == "R" else {**hatch(PATTERNS[part]), "fgcolor": FAINT},
-                "line": {"width": 2.0 if several and band is _MAIN else 0.5, "color": edges},
-            },
-            customdata=[[a.name, a.stage, a.microbatch, a.start_ms, a.end_ms] for a, _, _ in spans],
-            hovertemplate=(
-                f"{band.words}{name} (%{{customdata[0]}})\nstage %{{customdata[1]}}, microbatch %{{customdata[2]}}"
-                "\n%{customdata[3]:.2f} to %{customdata[4]:.2f} ms"
-            ),
-        )
+    fig.add_bar(
+        orientation="h",
+        name=name,
+        legendgroup=part,
+        showlegend=band is _MAIN,
+        x=[length for _, _, length in spans],
+        base=[start for _, start, _ in spans],
+        y=[a.rank + band.offset for a, _, _ in spans],
+        width=band.width,
+        text=[
+            f"{a.stage}:{a.microbatch}" * several or str(a.microbatch) if labelled and length >= wide else ""
+            for a, _, length in spans
+        ],
+        textposition="inside",
+        insidetextanchor="middle",
+        textangle=0,
+        constraintext="none",
+        insidetextfont={"color": ON_COLOUR},
+        marker={
+            "color": COLOURS[part],
+            "pattern": hatch(PATTERNS[part]) if part == "R" else {**hatch(PATTERNS[part]), "fgcolor": FAINT},
+            "line": {"width": 2.0 if several and band is _MAIN else 0.5, "color": edges},
+        },
+        customdata=[[a.name, a.stage, a.microbatch, a.start_ms, a.end_ms] for a, _, _ in spans],
+        hovertemplate=(
+            f"{band.words}{name} (%{{customdata[0]}})\nstage %{{customdata[1]}}, microbatch %{{customdata[2]}}"
+            "\n%{customdata[3]:.2f} to %{customdata[4]:.2f} ms"
+        ),
     )
 
 
@@ -151,19 +149,16 @@ def _waits(fig: go.Figure, forecast: PlayedSchedule) -> None:
     waits = transfers(forecast)
     if not waits:
         return
-    fig.add_trace(
-        go.Bar(
-            orientation="h",
-            name="waits for a transfer",
-            x=[wait.wait_ms for wait in waits],
-            base=[wait.start_ms for wait in waits],
-            y=[wait.rank + _MAIN.offset for wait in waits],
-            width=_MAIN.width / 3,
-            marker={"color": TRANSFER, "pattern": hatch("x")},
-            customdata=[[wait.source, wait.target, wait.wait_ms] for wait in waits],
-            hovertemplate="waits for what stage %{customdata[0]} sends to stage %{customdata[1]}: "
-            "%{customdata[2]:.2f} ms",
-        )
+    fig.add_bar(
+        orientation="h",
+        name="waits for a transfer",
+        x=[wait.wait_ms for wait in waits],
+        base=[wait.start_ms for wait in waits],
+        y=[wait.rank + _MAIN.offset for wait in waits],
+        width=_MAIN.width / 3,
+        marker={"color": TRANSFER, "pattern": hatch("x")},
+        customdata=[[wait.source, wait.target, wait.wait_ms] for wait in waits],
+        hovertemplate="waits for what stage %{customdata[0]} sends to stage %{customdata[1]}: %{customdata[2]:.2f} ms",
     )
 
 
@@ -172,15 +167,13 @@ def _critical(fig: go.Figure, forecast: PlayedSchedule) -> None:
     by_name = {action.name: action for action in forecast.actions}
     path = [by_name[name] for name in forecast.critical_path if name in by_name]
     low = _MAIN.offset + _MAIN.width / 2 + 0.05
-    fig.add_trace(
-        go.Scatter(
-            mode="lines",
-            name="critical path",
-            x=[at for action in path for at in (action.start_ms, action.end_ms)],
-            y=[action.rank + low for action in path for _ in range(2)],
-            line={"color": CRITICAL, "width": 3},
-            hoverinfo="skip",
-        )
+    fig.add_scatter(
+        mode="lines",
+        name="critical path",
+        x=[at for action in path for at in (action.start_ms, action.end_ms)],
+        y=[action.rank + low for action in path for _ in range(2)],
+        line={"color": CRITICAL, "width": 3},
+        hoverinfo="skip",
     )
 
 

@@ -9,7 +9,7 @@ from explorer.pipeline.view.gantt import gantt, link_table, rank_table
 from explorer.pipeline.view.headline import figures
 from explorer.pipeline.view.results import bands_chart, calls_chart, memory_chart, truth_chart, truth_table
 from explorer.view.drawing.units import count
-from explorer.view.report.html import drawn, folded, paragraph, section, table
+from explorer.view.report.html import drawn, folded, paragraph, table
 from explorer.view.report.report import (
     ReportOf,
     circumstances,
@@ -28,12 +28,12 @@ def pipeline_report(of: ReportOf, run: PipelineRun) -> str:
     predicted = run.predicted.memory if run.predicted is not None else ()
     memory = (bands_chart(run.memory), memory_chart(run.memory, predicted)) if run.memory else ()
     parts = {
-        "Schedule": section("Schedule", _schedule(run)),
-        "Memory": section("Memory", map(drawn, memory)),
-        "Gradients": section("Gradients", _gradients(run)),
-        "Calls": section("Calls", [drawn(calls_chart(run))] if run.blocks else []),
-        "Hazards": section("Hazards", hazard_section(of)),
-        "Environment": section("Environment", environment(run.environment, run.spec)),
+        "Schedule": _schedule(run),
+        "Memory": map(drawn, memory),
+        "Gradients": _gradients(run),
+        "Calls": [drawn(calls_chart(run))] if run.blocks else [],
+        "Hazards": hazard_section(of),
+        "Environment": environment(run.environment, run.spec),
     }
     return page(of, _head(of, run), parts)
 

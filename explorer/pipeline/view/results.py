@@ -51,9 +51,9 @@ def memory_chart(memory: Sequence[RankMemory], predicted: Sequence[RankMemory] =
             colour = RUN_COLOURS["baseline" if rank.origin == "predicted" else "candidate"]
             fig.add_trace(_line(rank, unit, name, colour), row=row, col=1)
             fig.add_trace(_peak(rank, unit, colour), row=row, col=1)
-            fig.update_yaxes(title={"text": f"rank {rank.rank}\n({name})"}, row=row, col=1)
+            fig.update_yaxes(title_text=f"rank {rank.rank}\n({name})", row=row, col=1)
         fig.update_xaxes(gridcolor=GRID, zeroline=False, rangemode="tozero")
-        fig.update_xaxes(title={"text": TIME}, automargin=True, row=len(drawn), col=1)
+        fig.update_xaxes(title_text=TIME, automargin=True, row=len(drawn), col=1)
         fig.update_yaxes(gridcolor=GRID, zeroline=False, automargin=True, nticks=3)
         fig.update_yaxes(range=[0, 1.3 * (worst.peak_bytes or 0) / unit])
     peaks = ", ".join(

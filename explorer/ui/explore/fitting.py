@@ -15,7 +15,7 @@ from explorer.ui.explore import work
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import page_job
 from explorer.ui.shared.elements import frame, small_text
-from explorer.view.text.explore import Freshness
+from explorer.view.text.explore import STALE
 
 VIEW = "What would make it fit"
 INTRO = (
@@ -53,7 +53,7 @@ def fit_panel(state: ExploreState) -> None:
     if fit is None:
         return
     if (fit.as_is.spec, fit.budget_bytes) != (spec, budget_bytes):
-        small_text(Freshness.STALE)
+        small_text(STALE)
     st.text(f"As it is: {lever_text.as_is_text(fit)}")
     _rows(levers.bitwise_only(fit) if bitwise else fit)
     for row in fit.left_out:

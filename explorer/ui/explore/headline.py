@@ -30,24 +30,19 @@ from explorer.view.compare.before_run import (
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.units import NOT_MEASURED, mib
 from explorer.view.text import explore as glossary
-from explorer.view.text.explore import Freshness, Headline
+from explorer.view.text.explore import Answer, Headline
 from explorer.view.text.plan import in_words
 from explorer.view.text.runs import what_failed
 
 OPENED = "opened run"
 RECORDED = ("recorded",)
 FOLLOWS = {
-    Freshness.NOTHING: {"flop_ratio": "follows", "time_ratio": "follows"},
-    Freshness.BEING_TIMED: {"time_ratio": "being timed"},
+    Answer("none"): {"flop_ratio": "follows", "time_ratio": "follows"},
+    Answer("measured", "part of the baseline"): {"time_ratio": "being timed"},
 }
-"""Text in the place of a figure that the run under way brings, by freshness and figure."""
-INSTEAD = {
-    Freshness.RECORDED: "record again",
-    Freshness.PREDICTED_BASELINE: "nothing runs",
-    Freshness.PREDICTED_OTHER_OPTIONS: "nothing runs",
-    Freshness.PREDICTED_STALE: "nothing runs",
-}
-"""Text instead of a figure that no run can measure, by freshness."""
+"""Text in the place of a figure that the run under way brings, by answer and figure."""
+INSTEAD = {"recorded": "record again", "predicted": "nothing runs"}
+"""Text instead of a figure that no run can measure, by source."""
 COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "red", "neutral": "gray"}
 
 
@@ -72,7 +67,7 @@ def cells(view: View, drawn: Drawn) -> tuple[Cell, ...]:
     before = {}
     if view.comparison is not None and view.stale:
         before = {headline.key: headline.value for headline in headlines(view.comparison)}
-    follows = FOLLOWS.get(view.freshness, {}) if view.is_running else {}
+    follows = FOLLOWS.get(view.answer, {}) if view.is_running else {}
     shown = (
         replace(headline, value=follows[headline.key], delta="") if headline.key in follows else headline
         for headline in figures(view, drawn)
@@ -98,32 +93,28 @@ def answer(view: View, drawn: Drawn, title: str = "") -> str:
 
 
 def freshness_line(view: View, sentence: str) -> str:
-    """The page's answer, and words for the run that the figures are about or that was cut short."""
-    line = str(view.freshness)
-    if sentence and view.baseline_policy is None and view.freshness in glossary.ANSWERED:
-        return glossary.ANSWERED[view.freshness].format(sentence)
-    if sentence and view.freshness is Freshness.STALE:
-        return f"{sentence} {line}"
-    if view.baseline is not None and view.freshness is Freshness.RECORDED:
-        ranks = view.baseline.spec.ranks
-        where = view.baseline.recorded_in or (ranks.in_words if ranks else "")
-        return f"{line} {escape(where)}. {glossary.MEASURED_RANKS if ranks else glossary.NO_MODEL}"
-    if view.stand_in is not None:
-        where = f":blue-badge[:material/history: {view.stand_in.in_words}]"
-        return f"{sentence} {where}" if sentence else f"{glossary.ABOUT} {where} {line}"
-    if view.baseline is None and view.comparison is None:
-        return f"{glossary.ABOUT} {line}"
-    if view.freshness is Freshness.BASELINE:
+    """`sentence` on the drawn policy, and words for the runs that the figures are about."""
+    answer, baseline, pair = view.answer, view.baseline, view.comparison
+    where = view.stand_in.in_words if view.stand_in is not None else ""
+    if baseline is not None and answer.source == "recorded":
+        where = _recorded_where(baseline)
+    failure = escape(what_failed(pair)) if pair is not None else ""
+    line = glossary.ANSWERS[answer][-1 if sentence else 0].format(figures=sentence, where=where, failure=failure)
+    if view.baseline_policy is not None and answer.source != "recorded":
+        against = glossary.FITTED if view.did_not_fit else glossary.OPENED
+        return f"{against} {escape(in_words(view.baseline_policy))}. {line}"
+    if answer == Answer("measured") and not sentence:
         created, one_module = runs().created(view.baseline_key), view.graph is not None and len(view.graph.blocks) == 1
         stored = "" if created is None else f"Stored {glossary.ago(time.time() - created)}."
         return f"{line} {'' if one_module else glossary.CHOOSE} {stored}"
-    if view.baseline_policy is not None and view.freshness is not Freshness.NOTHING:
-        against = glossary.FITTED if view.did_not_fit else glossary.OPENED
-        rest = "" if view.freshness is Freshness.OPENED else line
-        line = f"{against} {escape(in_words(view.baseline_policy))}. {rest}"
-    if view.freshness is Freshness.FAILED and view.comparison is not None:
-        return f"{line} The {escape(what_failed(view.comparison))}."
     return line
+
+
+def _recorded_where(run: Measurement) -> str:
+    """Where `run` was recorded, and why the page cannot run it."""
+    if run.spec.ranks is not None:
+        return f"{escape(run.recorded_in or run.spec.ranks.in_words)}. {glossary.MEASURED_RANKS}"
+    return f"{escape(run.recorded_in)}. {glossary.NO_MODEL}"
 
 
 def figures(view: View, drawn: Drawn) -> tuple[Headline, ...]:
@@ -134,8 +125,8 @@ def figures(view: View, drawn: Drawn) -> tuple[Headline, ...]:
         if view.is_part and comparison.comparable:
             measured = headlines_of_part(comparison, goes_on=view.is_running)
         return tuple(_chosen(headline, drawn) for headline in measured)
-    before_run = _drawn(view.baseline or view.charted, drawn, INSTEAD.get(view.freshness))
-    if view.graph is None and view.freshness is Freshness.NOTHING:  # Run has nothing to run
+    before_run = _drawn(view.baseline or view.charted, drawn, INSTEAD.get(view.answer.source))
+    if view.graph is None and view.answer == Answer("none"):  # Run has nothing to run
         return tuple(replace(figure, delta=figure.delta.replace(PRESS, "")) for figure in before_run)
     return before_run
 

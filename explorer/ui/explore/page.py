@@ -35,7 +35,6 @@ from explorer.ui.shared.tour import OnPage, outdated, tour_offer, tour_panel
 from explorer.ui.shared.tour import current as current_tour
 from explorer.view.graph.geometry import layout
 from explorer.view.text import explore as glossary
-from explorer.view.text.explore import Freshness
 from explorer.view.text.plan import effects_of_presets
 from explorer.view.text.runs import what_failed
 
@@ -238,7 +237,7 @@ def _next_step(state: ExploreState, view: View) -> str:
         return glossary.PREDICT_RANKS if state.draft.spec.ranks else glossary.PREDICT_PLAYS
     if why := drafts.why_not_run(state.draft):
         return why
-    if view.freshness is Freshness.FAILED and view.comparison is not None:
+    if view.comparison is not None and view.answer.failed and view.answer.of == "both runs":
         return f"The {what_failed(view.comparison)}; nothing was measured whole."
     # True whatever is clicked next: a click in the graph does not draw this line again.
     return "Run takes real training steps, with everything kept and with this policy."

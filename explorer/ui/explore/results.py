@@ -47,7 +47,6 @@ from explorer.view.graph.browser import caption, difference, themed
 from explorer.view.graph.nesting import RUN
 from explorer.view.memory.blocks import operators_chart, saved_bytes_chart
 from explorer.view.text import explore as glossary
-from explorer.view.text.explore import Freshness
 from explorer.view.text.runs import what_failed
 
 TABS = ["Memory", "Budget", "Cost", "Gradients", "Autograd"]
@@ -149,7 +148,7 @@ def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Compar
         st.caption(_not_compared(graph, drafts.why_not_run(state.draft)))
         return
     if comparison.candidate.spec != spec:
-        small_text(Freshness.STALE)
+        small_text(glossary.STALE)
     if comparison.failure is not None:
         failure_panel(comparison.failure, key="comparison")
     if comparison.gradients or not comparison.comparable:

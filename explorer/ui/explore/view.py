@@ -34,7 +34,7 @@ from explorer.ui.shared.draft import with_units
 from explorer.view.compare.front import CostWord
 from explorer.view.drawing.figure import Cursor
 from explorer.view.drawing.units import MINUS, mib, percent
-from explorer.view.text.explore import Freshness
+from explorer.view.text.explore import Answer
 from explorer.view.text.runs import did_not_fit
 
 
@@ -101,31 +101,32 @@ class View:
         return name if name.endswith("(imaginary)") else ""
 
     @property
-    def freshness(self) -> Freshness:
-        if self.comparison is None:
-            return self._freshness_of_baseline()
-        if self.predicted:
-            return Freshness.PREDICTED_STALE if self.stale else Freshness.PREDICTED_FRESH
-        if self.stale:
-            return Freshness.STALE
-        if self.is_part and self.comparison.comparable:
-            return Freshness.GOES_ON if self.is_running else Freshness.CUT_SHORT
-        return Freshness.FRESH if self.comparison.comparable else Freshness.FAILED
-
-    def _freshness_of_baseline(self) -> Freshness:
-        if self.baseline is None:
-            return Freshness.NOTHING
+    def answer(self) -> Answer:
+        """What the figures are. Nothing else decides it."""
+        pair, run = self.comparison, self.baseline
+        if pair is not None and self.predicted:
+            return Answer("predicted", "both runs", is_current=not self.stale)
+        if pair is not None and self.stale:
+            return Answer("measured", "both runs", is_current=False)
+        if pair is not None and self.is_part and pair.comparable:
+            return Answer("measured", "part of both runs", failed=not self.is_running)
+        if pair is not None:
+            return Answer("measured", "both runs", failed=not pair.comparable)
+        if run is None:
+            return Answer("none")
         if self.stand_in is not None:
-            return Freshness.STAND_IN
-        if self.being_timed and self.baseline.times is None:
-            return Freshness.BEING_TIMED
+            return Answer("another machine")
+        if self.being_timed and run.times is None:
+            return Answer("measured", "part of the baseline")
         if self.predicted:
-            return Freshness.PREDICTED_OTHER_OPTIONS if self.other_options else Freshness.PREDICTED_BASELINE
-        if self.baseline.spec.model.is_recorded or self.baseline.spec.ranks is not None:
-            return Freshness.RECORDED
+            return Answer("predicted", is_current=not self.other_options)
+        if run.spec.model.is_recorded or run.spec.ranks is not None:
+            return Answer("recorded")
         if self.other_options:
-            return Freshness.OTHER_OPTIONS
-        return Freshness.OPENED if self.baseline.spec.policy.units else Freshness.BASELINE
+            return Answer("measured", is_current=False)
+        if run.spec.policy.units and run.complete:
+            return Answer("measured", "opened run")
+        return Answer("measured", failed=not run.complete)
 
 
 def view_of(state: ExploreState) -> View:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import plotly.graph_objects as go
-
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
 from explorer.view.drawing.colours import GRID, KEEP, RECOMPUTE, RUN_COLOURS, translucent
@@ -110,16 +108,14 @@ def step_time(comparison: Comparison) -> Chart:
         for name, times in timed.items():
             ms = list(times.step.ms)
             symbol = "circle-open" if name == "baseline" else "circle"
-            fig.add_trace(
-                go.Scatter(
-                    x=ms, y=[name] * len(ms), mode="markers", name=name, showlegend=False,
-                    customdata=list(range(1, len(ms) + 1)),
-                    marker={"color": RUN_COLOURS[name], "size": 10, "symbol": symbol, "opacity": 0.8},
-                    hovertemplate=f"{name}, timed step %{{customdata}}: %{{x:.2f}} ms",
-                )
+            fig.add_scatter(
+                x=ms, y=[name] * len(ms), mode="markers", name=name, showlegend=False,
+                customdata=list(range(1, len(ms) + 1)),
+                marker={"color": RUN_COLOURS[name], "size": 10, "symbol": symbol, "opacity": 0.8},
+                hovertemplate=f"{name}, timed step %{{customdata}}: %{{x:.2f}} ms",
             )  # fmt: skip
         fig.update_yaxes(type="category", autorange="reversed")
-        fig.update_xaxes(title={"text": f"milliseconds a step, {next(iter(timed.values())).clock}"})
+        fig.update_xaxes(title_text=f"milliseconds a step, {next(iter(timed.values())).clock}")
     return Chart(
         name="timed steps",
         figure=fig,

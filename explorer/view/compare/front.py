@@ -80,8 +80,8 @@ def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Ch
                 annotation={"text": f"budget {mib(line)}", "font": {"size": 12}, "yanchor": "bottom", "y": 1},
             )  # fmt: skip
         fig.update_layout(
-            xaxis={"title": {"text": f"step peak ({unit_name})"}},
-            yaxis={"title": {"text": f"{AXIS[word]}, × everything kept"}},
+            xaxis={"title_text": f"step peak ({unit_name})"},
+            yaxis={"title_text": f"{AXIS[word]}, × everything kept"},
             legend={"traceorder": "normal"},
         )
     return Chart(
@@ -198,8 +198,8 @@ def run_plane(points: Sequence[RunPoint], model: str) -> Chart:
                     line={"width": 1.5, "color": RECOMPUTE, "shape": "hv", "dash": DASHES[n % len(DASHES)]},
                 )  # fmt: skip
         fig.update_layout(
-            xaxis={"title": {"text": f"step peak ({unit_name})"}, "rangemode": "tozero"},
-            yaxis={"title": {"text": "step time (ms)"}, "rangemode": "tozero"},
+            xaxis={"title_text": f"step peak ({unit_name})", "rangemode": "tozero"},
+            yaxis={"title_text": "step time (ms)", "rangemode": "tozero"},
             showlegend=True,
             legend={"traceorder": "normal"},
         )

@@ -227,14 +227,14 @@ def _axes(fig: go.Figure, names: Sequence[str], low: int, high: int) -> None:
         "tickvals": [low, *powers, high],
         "ticktext": ["equal", *(f"10{str(p).translate(_SUPERSCRIPT)}" for p in powers), "no number"],
         "range": [low - 0.4, high + 0.4],
-        "title": {"text": "relative distance of the gradients"},
+        "title_text": "relative distance of the gradients",
     }
     if len(names) <= MAX_NAMES:
         fig.update_xaxes(**distance)
         fig.update_yaxes(type="category", autorange="reversed", categoryorder="array", categoryarray=names)
     else:
         fig.update_yaxes(**distance)
-        fig.update_xaxes(title={"text": f"{len(names):,} gradients in module order"}, range=[0, len(names) + 1])
+        fig.update_xaxes(title_text=f"{len(names):,} gradients in module order", range=[0, len(names) + 1])
 
 
 def rng_table(comparison: Comparison) -> list[dict[str, object]]:

@@ -133,13 +133,13 @@ def axis_layout(axis: Axis, drawn: Measurement, *, of: str = "") -> dict[str, ob
     if axis == "time":
         timed = _phase_ms(drawn) is not None
         return {
-            "title": {"text": "time (ms)" if timed else "time, recording included (ms)"},
+            "title_text": "time (ms)" if timed else "time, recording included (ms)",
             "unifiedhovertitle": hover,
         }
     places, labels = event_ticks(drawn)
     narrow = ", optimizer narrowed" if narrowed_from(drawn)[1] < 1 else ""
     return {
-        "title": {"text": f"allocations and frees in order{of}{narrow}"},
+        "title_text": f"allocations and frees in order{of}{narrow}",
         "tickvals": places,
         "ticktext": labels,
         "unifiedhovertitle": hover,

@@ -99,20 +99,3 @@ def translucent(colour: str, alpha: float) -> str:
     """`#RRGGBB` as `rgba(...)` with opacity `alpha` in 0..1."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, {alpha:g})"
-
-
-def ink(ground: str) -> str:
-    """Black or white, whichever reads better on `ground`: one of them always reaches 4.5:1."""
-    return max("#000000", "#FFFFFF", key=lambda text: contrast(text, ground))
-
-
-def contrast(colour: str, other: str) -> float:
-    """Contrast ratio of two `#RRGGBB` colours, 1 to 21 (WCAG 2.2, relative luminance)."""
-    darker, lighter = sorted((_luminance(colour), _luminance(other)))
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

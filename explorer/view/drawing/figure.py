@@ -133,7 +133,7 @@ def bars(fig: go.Figure, x_title: str, *, mode: str = "stack") -> go.Figure:
     """Horizontal bars: first row on top, numbers below."""
     fig.update_layout(barmode=mode, bargap=0.25, legend={"traceorder": "normal"})
     fig.update_yaxes(autorange="reversed", showgrid=False, type="category")
-    fig.update_xaxes(title={"text": x_title}, rangemode="tozero")
+    fig.update_xaxes(title_text=x_title, rangemode="tozero")
     return fig
 
 
@@ -248,15 +248,13 @@ def add_bars(fig: go.Figure, rows: Sequence[str], series: BarSeries, **more: obj
     """Draws `series` as one trace; customdata of each bar: [its pick, its figure]. `more` is Plotly's, of the trace."""
     picks = series.picks or [""] * len(rows)
     marker: dict[str, object] = {"color": series.colour, "pattern": hatch(series.pattern)}
-    fig.add_trace(
-        go.Bar(
-            orientation="h",
-            name=series.name,
-            y=list(rows),
-            x=list(series.lengths),
-            customdata=[list(both) for both in zip(picks, series.figures, strict=True)],
-            marker=marker | ({"line": {"color": series.edge, "width": 1}} if series.edge else {}),
-            hovertemplate=bold("%{y}") + f"\n{series.name}: %{{customdata[1]}}",
-            **more,
-        )
+    fig.add_bar(
+        orientation="h",
+        name=series.name,
+        y=list(rows),
+        x=list(series.lengths),
+        customdata=[list(both) for both in zip(picks, series.figures, strict=True)],
+        marker=marker | ({"line": {"color": series.edge, "width": 1}} if series.edge else {}),
+        hovertemplate=bold("%{y}") + f"\n{series.name}: %{{customdata[1]}}",
+        **more,
     )

@@ -78,6 +78,10 @@ class Facts(Record):
                     below[holder].append(fqn)
         return {holder: tuple(fqns) for holder, fqns in below.items()}
 
+    def cost_of(self, fqn: str) -> MeasuredBlock | None:
+        """Cost of a block in the candidate run."""
+        return self.candidate.by_fqn.get(fqn) if self.candidate is not None else None
+
     @cached_property
     def segment_of(self) -> dict[str, tuple[str, ...]]:
         """The blocks that are recomputed together with each block of a segment."""
@@ -135,7 +139,7 @@ def _of_run(facts: Facts, members: tuple[str, ...], on: set[str]) -> str:
 
 def _held(facts: Facts, fqn: str) -> int | None:
     """Bytes that a recomputed block still keeps, alone, around or inside others: measured, else predicted."""
-    if facts.candidate and (cost := facts.candidate.by_fqn.get(fqn)):
+    if cost := facts.cost_of(fqn):
         return cost.saved_after_forward_bytes
     freed = [facts.freed_bytes.get(block) for block in facts.recomputed_inside.get(fqn, (fqn,))]
     return None if None in freed else max(_saved(facts, fqn) - sum(size or 0 for size in freed), 0)
@@ -149,14 +153,13 @@ def _arrow(saved: int, after: int | None, *, measured: bool) -> str:
 
 
 def _change(facts: Facts, fqn: str, on: set[str]) -> str:
-    saved = _saved(facts, fqn)
+    saved, measured = _saved(facts, fqn), facts.cost_of(fqn) is not None
     if fqn not in on:
         outer = _recomputed_with(fqn, on)
         if outer is None and fqn not in facts.recomputed_inside:
             return mib(saved)
-        if outer and (facts.candidate is None or fqn not in facts.candidate.by_fqn):
+        if outer and not measured:
             return f"{mib(saved)} with {outer}"
-    measured = facts.candidate is not None and fqn in facts.candidate.by_fqn
     return _arrow(saved, _held(facts, fqn), measured=measured)
 
 
@@ -181,7 +184,7 @@ def _kept_cost(facts: Facts, fqn: str) -> MeasuredBlock | None:
 
 
 def _note(facts: Facts, node: Node, on: set[str]) -> str:
-    cost = facts.candidate.by_fqn.get(node.id) if facts.candidate else None
+    cost = facts.cost_of(node.id)
     ran = f"ran {cost.n_forward + cost.n_recompute}×" if cost and cost.n_recompute else ""
     unit = facts.segment_of.get(node.id)
     place = f"{unit.index(node.id) + 1} of {len(unit)} together" if unit else ""
@@ -202,7 +205,7 @@ def _title(facts: Facts, node: Node, block: Block | None) -> str:
     ]
     if distance := _distance(facts, node):
         lines.append(distance)
-    if cost := (facts.candidate.by_fqn.get(node.id) if facts.candidate else None):
+    if cost := facts.cost_of(node.id):
         lines.append(f"ran {cost.n_forward}× in forward and {cost.n_recompute}× again for backward (counted)")
     if segment := facts.segment_of.get(node.id):
         lines.append(f"recomputed as one segment: {segment[0]} to {segment[-1]}")

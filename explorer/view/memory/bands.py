@@ -176,11 +176,9 @@ def add_counters(fig: go.Figure, run: Measurement, x: Positions, unit: int, *, o
         ticks = minmax(curve, MAX_POINTS)
         custom = [[of or "baseline", tick, mib(size)] for tick, size in zip(ticks.tolist(), curve[ticks].tolist())]
         highest = max(highest, float(curve.max()) / unit)
-        fig.add_trace(
-            go.Scatter(
-                x=x[ticks], y=curve[ticks] / unit, name=name, mode="lines", customdata=custom, showlegend=True,
-                line={"shape": "hv", "width": 1.5, "dash": "dashdot" if of else "dot", "color": colour},
-                hovertemplate=bold("%{customdata[2]}") + f" {name}, event %{{customdata[1]}}",
-            )
+        fig.add_scatter(
+            x=x[ticks], y=curve[ticks] / unit, name=name, mode="lines", customdata=custom, showlegend=True,
+            line={"shape": "hv", "width": 1.5, "dash": "dashdot" if of else "dot", "color": colour},
+            hovertemplate=bold("%{customdata[2]}") + f" {name}, event %{{customdata[1]}}",
         )  # fmt: skip
     return highest

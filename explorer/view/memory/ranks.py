@@ -34,8 +34,8 @@ def ranks_over_time(ranks: RecordedRanks) -> Chart:
         fig = figure(question, f"{spread_of_ranks(ranks).removesuffix('.')}{left}", height=400)
         for run in sorted(drawn, key=lambda run: run.rank or 0):
             fig.add_trace(_line(run, unit, name))
-        fig.update_xaxes(title={"text": "time since the start of the step on that rank, recording included (ms)"})
-        fig.update_yaxes(title={"text": f"bytes held ({name})"}, rangemode="tozero")
+        fig.update_xaxes(title_text="time since the start of the step on that rank, recording included (ms)")
+        fig.update_yaxes(title_text=f"bytes held ({name})", rangemode="tozero")
         fig.update_layout(showlegend=True)
     return Chart(
         name="ranks over the step",

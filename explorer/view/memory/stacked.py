@@ -279,7 +279,7 @@ def _picture(run: Measurement, stack: Stack, axis: Axis, cursor: int | None) -> 
     if stack.counters:
         add_counters(fig, run, x, unit)
     fig.update_layout(
-        yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, top]},
+        yaxis={"title_text": f"bytes held ({unit_name})", "range": [0, top]},
         xaxis=axis_layout(axis, counted),
         legend={"traceorder": "normal"},
         **HOVER_ALONG_X,

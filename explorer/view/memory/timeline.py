@@ -95,7 +95,7 @@ def _draw(fig: go.Figure, runs: dict[str, Measurement], axis: Axis, cursor: Curs
     if cursor is not None and cursor[0] in places:
         mark_cursor(fig, cursor[1], places[cursor[0]])
     fig.update_layout(
-        yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, 1.22 * max(*tops, *counters_end, 0.0)]},
+        yaxis={"title_text": f"bytes held ({unit_name})", "range": [0, 1.22 * max(*tops, *counters_end, 0.0)]},
         xaxis=axis_layout(axis, drawn, of=f" of the {first}" * (len(logs) > 1)),
         margin={"r": LABEL_MARGIN},
         **HOVER_ALONG_X,
@@ -221,13 +221,11 @@ def _mark_peak(fig: go.Figure, name: str, run: Measurement, x: Positions, unit: 
     line = held(run.allocations)
     tick = int(line.argmax())
     top = float(line[tick]) / unit
-    fig.add_trace(
-        go.Scatter(
-            x=[x[tick]], y=[top], mode="markers", name=f"peak of the {name}", showlegend=False, hoverinfo="skip",
-            customdata=[[name, tick]],
-            marker={"symbol": "diamond", "size": 10, "color": RUN_COLOURS[name]},
-            unselected={"marker": {"opacity": 1}},  # the peak stays where another moment is picked
-        )
+    fig.add_scatter(
+        x=[x[tick]], y=[top], mode="markers", name=f"peak of the {name}", showlegend=False, hoverinfo="skip",
+        customdata=[[name, tick]],
+        marker={"symbol": "diamond", "size": 10, "color": RUN_COLOURS[name]},
+        unselected={"marker": {"opacity": 1}},  # the peak stays where another moment is picked
     )  # fmt: skip
     # Beside the plot, where no curve runs, in the page's own text colour, in lines short enough for the margin.
     words = peak_and_end(run).replace("at least ", "at least\n").replace(", then", ",\nthen")

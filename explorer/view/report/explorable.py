@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-import plotly.graph_objects as go
 from msgspec.structs import replace
 
 from explorer.errors import InvalidPolicy
@@ -225,11 +224,9 @@ def _address(run: Measurement) -> dict[str, object] | None:
 def _chart(run: Measurement) -> Chart:
     """The timeline of the run; explorable.js draws the line of the policy over it."""
     chart = timeline(run)
-    chart.figure.add_trace(
-        go.Scatter(
-            x=[None], y=[None], name=NAME, mode="lines", hoverinfo="skip",
-            line={"width": 2, "dash": "dash", "color": COLOUR},
-        )
+    chart.figure.add_scatter(
+        x=[None], y=[None], name=NAME, mode="lines", hoverinfo="skip",
+        line={"width": 2, "dash": "dash", "color": COLOUR},
     )  # fmt: skip
     chart.figure.update_layout(legend={"itemclick": False, "itemdoubleclick": False})
     return chart

@@ -80,10 +80,14 @@ class ReportOf:
         return recorded or self.graph
 
 
-def page(of: ReportOf, head: Iterable[str], parts: Mapping[str, str]) -> str:
-    """The file: name, head, links to the sections that have something to say, the sections."""
-    links = "".join(f'<a href="#{anchor(name)}">{name}</a>' for name, part in parts.items() if part)
-    body = [f"<h1>{escape(of.name)}</h1>", *head, f"<nav>{links}</nav>", *parts.values()]
+def page(of: ReportOf, head: Iterable[str], parts: Mapping[str, str | Iterable[str]]) -> str:
+    """The file: name, head, links to the sections that have something to say, the sections.
+
+    `parts`: the content of each section by its title, or the whole section.
+    """
+    sections = {name: part if isinstance(part, str) else section(name, part) for name, part in parts.items()}
+    links = "".join(f'<a href="#{anchor(name)}">{name}</a>' for name, text in sections.items() if text)
+    body = [f"<h1>{escape(of.name)}</h1>", *head, f"<nav>{links}</nav>", *sections.values()]
     return document(of.name, body, share_plotly=of.share_plotly)
 
 
@@ -157,14 +161,12 @@ def run_report(of: ReportOf, run: Run) -> str:
     charts = (saved_bytes_chart(run), operators_chart(run, "")) if shown.blocks else ()
     parts = {
         "Choose blocks": choice,
-        "Memory": section("Memory", _memory(of, run, drawn_above=bool(choice))),
-        "Blocks": section(
-            "Blocks", [drawn(chart if isinstance(run, Comparison) else alone(chart)) for chart in charts]
-        ),
-        "Cost": section("Cost", _cost(run)),
-        "Verdict": section("Verdict", _verdict(run)),
-        "Hazards": section("Hazards", hazard_section(of)),
-        "Environment": section("Environment", _environment(shown)),
+        "Memory": _memory(of, run, drawn_above=bool(choice)),
+        "Blocks": [drawn(chart if isinstance(run, Comparison) else alone(chart)) for chart in charts],
+        "Cost": _cost(run),
+        "Verdict": _verdict(run),
+        "Hazards": hazard_section(of),
+        "Environment": _environment(shown),
     }
     return page(of, _head(of, run, figures=not choice or isinstance(run, Comparison)), parts)
 
@@ -296,14 +298,11 @@ def _environment(run: Measurement) -> Iterator[str]:
 def ranks_report(of: ReportOf, ranks: RecordedRanks) -> str:
     """The file's text."""
     full = ranks.fullest
-    fullest = f"Rank {full.rank}"
     parts = {
-        "Ranks": section(
-            "Ranks", [picture(ranks_over_time(ranks)), drawn(ranks_at_peak(ranks)), table(rank_rows(ranks))]
-        ),
-        fullest: section(fullest, memory_of_one(full, of.known_graph)),
-        "Hazards": section("Hazards", hazard_section(of)),
-        "Environment": section("Environment", environment(full.environment, full.spec, full)),
+        "Ranks": [picture(ranks_over_time(ranks)), drawn(ranks_at_peak(ranks)), table(rank_rows(ranks))],
+        f"Rank {full.rank}": memory_of_one(full, of.known_graph),
+        "Hazards": hazard_section(of),
+        "Environment": environment(full.environment, full.spec, full),
     }
     head = [
         circumstances(of, f"recorded in {ranks.recorded_in}", full.environment),
@@ -317,7 +316,7 @@ def ranks_report(of: ReportOf, ranks: RecordedRanks) -> str:
 def history_report(of: ReportOf, history: MemoryHistory) -> str:
     """The file's text: a section for each device."""
     pairs = zip(history.devices, history.runs)
-    parts = {device.label: section(device.label, _history(device, run)) for device, run in pairs}
+    parts = {device.label: _history(device, run) for device, run in pairs}
     return page(of, [circumstances(of, f"{history.source} {history.file}", None)], parts)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from explorer.record.base import Origin
 from explorer.view.drawing.units import count
@@ -197,55 +196,85 @@ GRADIENTS_FOLLOW = "Both steps are recorded; every gradient is being compared."
 CHOOSE = "Choose blocks, then press **Run**."
 
 
-class Freshness(StrEnum):
-    """Relation of the figures to the drawn policy, and the sentence that says so."""
+Source = Literal["none", "another machine", "recorded", "predicted", "measured"]
+"""Where the runs that are drawn come from. Recorded: in a script, or on ranks that the page does not start."""
+Drawn = Literal["baseline", "part of the baseline", "opened run", "both runs", "part of both runs"]
 
-    NOTHING = "Nothing was measured yet."
-    STAND_IN = "Figures of this machine take its place as they come."
-    BEING_TIMED = (
-        ":gray-badge[:material/straighten: baseline] Recorded here with everything kept; its steps are being timed, "
-        "and costs in time follow."
-    )
-    BASELINE = ":gray-badge[:material/straighten: baseline] Measured with everything kept."
-    PREDICTED_BASELINE = (
-        ":violet-badge[:material/visibility: predicted] Nothing is allocated, nothing runs: every figure is predicted. "
+
+class Answer(NamedTuple):
+    """What the figures of the page are. `View.answer` decides it, and ANSWERS has its sentences."""
+
+    source: Source
+    of: Drawn = "baseline"
+    is_current: bool = True
+    """Whether the figures are about the drawn policy and options."""
+    failed: bool = False
+    """Whether the run ended before everything was measured."""
+
+
+STALE = (
+    ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "
+    "Press **Run** to measure it."
+)
+PREDICTED = ":violet-badge[:material/visibility: predicted]"
+MEASURED = ":green-badge[:material/check: measured]"
+EARLIER = ":blue-badge[:material/history: {where}]"
+PRESS_RUN = f"{PREDICTED} {{figures}} Press **Run** to measure it."
+SO_FAR = ":green-badge[:material/check: measured so far]"
+ANSWERS = {
+    Answer("none"): [f"{ABOUT} Nothing was measured yet."],
+    Answer("another machine"): [
+        f"{ABOUT} {EARLIER} Figures of this machine take its place as they come.",
+        f"{{figures}} {EARLIER}",
+    ],
+    Answer("recorded"): [":blue-badge[:material/sensors: recorded] One step of {where}"],
+    Answer("predicted"): [
+        f"{PREDICTED} Nothing is allocated, nothing runs: every figure is predicted. "
         "Choose blocks, then press **Predict**."
-    )
-    PREDICTED_FRESH = (
-        ":violet-badge[:material/visibility: predicted] Played without data: everything kept, and this policy."
-    )
-    PREDICTED_STALE = (
-        ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "
-        "Press **Predict** to play it."
-    )
-    PREDICTED_OTHER_OPTIONS = (
+    ],
+    Answer("predicted", is_current=False): [
         ":orange-badge[:material/history: for other options] Predicted before the options were changed; it is played "
         "again."
-    )
-    RECORDED = ":blue-badge[:material/sensors: recorded] One step of"
-    OTHER_OPTIONS = (
+    ],
+    Answer("predicted", "both runs"): [
+        f"{PREDICTED} Played without data: everything kept, and this policy.",
+        f"{PREDICTED} {{figures}} Nothing ran.",
+    ],
+    Answer("predicted", "both runs", is_current=False): [
+        ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "
+        "Press **Predict** to play it."
+    ],
+    Answer("measured"): [":gray-badge[:material/straighten: baseline] Measured with everything kept.", PRESS_RUN],
+    Answer("measured", failed=True): [
+        ":red-badge[:material/error: failed] This run was cut short: its figures are of the part that ran."
+    ],
+    Answer("measured", is_current=False): [
         ":orange-badge[:material/history: for other options] The baseline ran before the options were changed. "
         "Press **Run** to measure both runs with these."
-    )
-    OPENED = CHOOSE
-    FRESH = ":green-badge[:material/check: measured] Both runs kept everything."
-    GOES_ON = ":green-badge[:material/check: measured so far] Bytes first, then gradients, then times."
-    CUT_SHORT = ":gray-badge[:material/block: cut short] The run ended before everything was measured."
-    FAILED = ":red-badge[:material/error: failed] A run was cut short: savings and equality are unknown."
-    STALE = (
-        ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "
-        "Press **Run** to measure it."
-    )
-
-
-ANSWERED = {
-    Freshness.BEING_TIMED: ":violet-badge[:material/visibility: predicted] {} Steps are being timed.",
-    Freshness.BASELINE: ":violet-badge[:material/visibility: predicted] {} Press **Run** to measure it.",
-    Freshness.FRESH: ":green-badge[:material/check: measured] {}",
-    Freshness.GOES_ON: ":green-badge[:material/check: measured so far] {}",
-    Freshness.PREDICTED_FRESH: ":violet-badge[:material/visibility: predicted] {} Nothing ran.",
+    ],
+    Answer("measured", "part of the baseline"): [
+        ":gray-badge[:material/straighten: baseline] Recorded here with everything kept; its steps are being timed, "
+        "and costs in time follow.",
+        f"{PREDICTED} {{figures}} Steps are being timed.",
+    ],
+    Answer("measured", "opened run"): ["", PRESS_RUN],
+    Answer("measured", "both runs"): [f"{MEASURED} Both runs kept everything.", f"{MEASURED} {{figures}}"],
+    Answer("measured", "both runs", failed=True): [
+        ":red-badge[:material/error: failed] A run was cut short: savings and equality are unknown. The {failure}."
+    ],
+    Answer("measured", "both runs", is_current=False): [STALE, f"{{figures}} {STALE}"],
+    Answer("measured", "part of both runs"): [
+        f"{SO_FAR} Bytes first, then gradients, then times.",
+        f"{SO_FAR} {{figures}}",
+    ],
+    Answer("measured", "part of both runs", failed=True): [
+        ":gray-badge[:material/block: cut short] The run ended before everything was measured."
+    ],
 }
-"""Frames of the page's answer, by the freshness of its figures."""
+"""The answers that there are, with their sentences: the last one has the figures of a drawn policy.
+
+An older run is only older: how it ended is not told. No prediction is cut short.
+"""
 
 
 def stand_in_text(age_s: float | None, *, here: bool) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,15 +15,18 @@ from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from explorer.errors import ExplorerError
+from explorer.jobs import run_file
 from explorer.jobs.protocol import Compare, Measure
 from explorer.plan.catalogue import recorded_sample
 from explorer.plan.policy.presets import preset, preset_titles
-from explorer.record import Failure, ModelGraph, ModelRef, Policy
+from explorer.record import KEEP_ALL, Failure, Measurement, ModelGraph, ModelRef, Policy
+from explorer.record.run import Ranks
 from explorer.ui.explore import desk
 from explorer.ui.explore.desk import BrowserMarks, answer_to
-from explorer.ui.explore.view import view_of
+from explorer.ui.explore.view import View, view_of
+from explorer.ui.explore.work import EarlierRun
 from explorer.ui.session import repository
-from explorer.view.text.explore import Freshness
+from explorer.view.text.explore import ANSWERS, Answer
 from tests import graphs
 from tests.ui.fake_worker import FakeJob, FakeWorker
 from tests.ui.page_driver import (
@@ -30,6 +35,7 @@ from tests.ui.page_driver import (
     SPEC,
     App,
     component_data,
+    figures,
     graph_data,
     press,
     say,
@@ -39,12 +45,15 @@ from tests.ui.page_driver import (
     spec,
     start_only,
     strip_cells,
+    texts,
     upload,
     widget,
 )
 
 RAN, OTHER = ALL[:2], ALL[:3]
 FAILURE = Failure(kind="model raised", sentence="It raised.")
+RUN = graphs.measured(GRAPH, replace(SPEC, policy=KEEP_ALL))
+RECORDED = replace(RUN, spec=replace(RUN.spec, ranks=Ranks(n_ranks=2)))
 
 
 def policies(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
@@ -91,10 +100,6 @@ def without(kind: type, worker: FakeWorker, finish: Callable[[FakeJob], None]) -
 def nothing(app: App, worker: FakeWorker) -> AppTest:
     without(Measure, worker, lambda job: job.finish(failure=FAILURE))
     repository.runs().add_graph(SPEC.model, "cpu", GRAPH)
-    return app()
-
-
-def baseline(app: App, worker: FakeWorker) -> AppTest:
     return app()
 
 
@@ -149,34 +154,69 @@ def other_options(app: App, worker: FakeWorker) -> AppTest:
     return settle(widget(at, "selectbox", "option_dtype").set_value("float64").run())
 
 
+def predicted_before(app: App, worker: FakeWorker) -> AppTest:
+    at = predicted(app, worker)
+    without(Measure, worker, lambda job: None)
+    return widget(at, "selectbox", "option_dtype").set_value("float64").run()
+
+
+def opened(run: Measurement, app: App, worker: FakeWorker) -> AppTest:
+    """A run of the store is opened before the baseline is measured."""
+    at = nothing(app, worker)
+    at.session_state[repository.OPENED] = ["explore", worker.store.save(run_file.with_graph(run, GRAPH))]
+    return at.run()
+
+
 def then(state: Callable[[App, FakeWorker], AppTest], app: App, worker: FakeWorker) -> AppTest:
     """Another policy is drawn than the one that `state` is about."""
     return say(state(app, worker), on=list(OTHER))
 
 
-STATES: dict[str, tuple[Freshness, Callable[[App, FakeWorker], AppTest]]] = {
-    "nothing ran": (Freshness.NOTHING, nothing),
-    "baseline": (Freshness.BASELINE, baseline),
-    "measured": (Freshness.FRESH, ran),
-    "measured, then another": (Freshness.FRESH, ran_twice),
-    "measured, stale": (Freshness.STALE, partial(then, ran)),
-    "failed": (Freshness.FAILED, cut_short),
-    "failed, stale": (Freshness.STALE, partial(then, cut_short)),
-    "goes on": (Freshness.GOES_ON, goes_on),
-    "goes on, stale": (Freshness.STALE, partial(then, goes_on)),
-    "cancelled": (Freshness.CUT_SHORT, cancelled),
-    "predicted": (Freshness.PREDICTED_BASELINE, predicted),
-    "predicted policy": (Freshness.PREDICTED_FRESH, played),
-    "predicted, stale": (Freshness.PREDICTED_STALE, partial(then, played)),
-    "other options": (Freshness.OTHER_OPTIONS, other_options),
+BOTH, PART = "both runs", "part of both runs"
+STATES: dict[str, tuple[Answer, Callable[[App, FakeWorker], AppTest]]] = {
+    "nothing ran": (Answer("none"), nothing),
+    "baseline": (Answer("measured"), lambda app, worker: app()),
+    "opened baseline": (Answer("measured", "opened run"), partial(opened, graphs.measured(GRAPH, SPEC))),
+    "failed baseline": (Answer("measured", failed=True), partial(opened, replace(RUN, failure=FAILURE))),
+    "recorded": (Answer("recorded"), partial(opened, RECORDED)),
+    "measured": (Answer("measured", BOTH), ran),
+    "measured, then another": (Answer("measured", BOTH), ran_twice),
+    "measured, stale": (Answer("measured", BOTH, is_current=False), partial(then, ran)),
+    "failed": (Answer("measured", BOTH, failed=True), cut_short),
+    "failed, stale": (Answer("measured", BOTH, is_current=False), partial(then, cut_short)),
+    "goes on": (Answer("measured", PART), goes_on),
+    "goes on, stale": (Answer("measured", BOTH, is_current=False), partial(then, goes_on)),
+    "cancelled": (Answer("measured", PART, failed=True), cancelled),
+    "predicted": (Answer("predicted"), predicted),
+    "predicted, other options": (Answer("predicted", is_current=False), predicted_before),
+    "predicted policy": (Answer("predicted", BOTH), played),
+    "predicted, stale": (Answer("predicted", BOTH, is_current=False), partial(then, played)),
+    "other options": (Answer("measured", is_current=False), other_options),
 }
+OF_A_VISIT = {Answer("another machine"): None, Answer("measured", "part of the baseline"): RUN}  # the part there is
+
+
+def test_every_answer_that_there_is_has_its_sentence_and_a_page_that_draws_it() -> None:
+    """Every combination of the facts that `View.answer` reads."""
+    whole, runs = graphs.compared(GRAPH, SPEC), [RUN, RECORDED, replace(RUN, times=None), graphs.measured(GRAPH, SPEC)]
+    facts: dict[str, tuple[Any, ...]] = {
+        "comparison": (None, whole, replace(whole, failure=FAILURE)),
+        "baseline": (None, *runs, *(replace(run, failure=FAILURE) for run in runs)),
+        "stand_in": (None, EarlierRun("", RUN)),
+    }
+    facts |= dict.fromkeys(
+        ("stale", "is_running", "being_timed", "is_part", "predicted", "other_options"), (False, True)
+    )
+    views = (View(baseline_key=None, **dict(zip(facts, values))) for values in product(*facts.values()))
+    assert {view.answer for view in views} == set(ANSWERS) == {answer for answer, _ in STATES.values()} | {*OF_A_VISIT}
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_an_answer_is_what_a_rerun_draws(app: App, worker: FakeWorker, state: str) -> None:
-    freshness, start = STATES[state]
+    answer, start = STATES[state]
     at = start(app, worker)
-    assert view_of(at.session_state["explore"]).freshness is freshness
+    assert view_of(at.session_state["explore"]).answer == answer
+    assert any(all(part in texts(at) for part in re.split(r"{\w+}", text)) for text in ANSWERS[answer])
     for on in policies(GRAPH).values():
         answered = ask(at, on)
         check(say(at, on=list(on)), answered)
@@ -188,14 +228,23 @@ def test_a_run_of_another_machine_answers_and_so_does_a_part_of_the_own(app: App
     worker.graph = recorded.run.graph
     without(Measure, worker, lambda job: None)
     at = start_only()
-    freshness = [Freshness.STAND_IN, Freshness.BEING_TIMED]
-    for part in (None, replace(recorded.run, times=None)):
-        worker.of(Measure)[0].part = part
-        at.run()
-        assert view_of(at.session_state["explore"]).freshness is freshness.pop(0)
+    for answer, part in OF_A_VISIT.items():
+        worker.of(Measure)[0].part = part and replace(recorded.run, times=None)
+        assert view_of(at.run().session_state["explore"]).answer == answer
         for on in policies(worker.graph).values():
             answered = ask(at, on)
             check(say(at, on=list(on)), answered)
+
+
+def test_a_run_shows_its_bytes_then_its_gradients_then_its_times(app: App, worker: FakeWorker) -> None:
+    at = goes_on(app, worker)
+    (job,), shown = worker.of(Compare), figures(at)
+    assert [*shown.values()][3:5] == ["being timed", "being compared"] and "≈" not in "".join(shown.values())
+    job.part = replace(job.part, gradients=graphs.compared(GRAPH, spec(at)).gradients)
+    shown = figures(at.run())
+    assert [*shown.values()][3:5] == ["being timed", "bitwise equal"]
+    job.cancel()
+    assert figures(settle(at)) == shown | {"Step time": "not measured"}
 
 
 def test_hazards_segments_actions_and_a_picked_moment_are_answered(app: App, worker: FakeWorker) -> None:

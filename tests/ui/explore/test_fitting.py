@@ -9,7 +9,7 @@ from streamlit.testing.v1 import AppTest
 from explorer.jobs.protocol import FindFit
 from explorer.record.plan import Wish
 from explorer.ui.explore.fitting import VIEW
-from explorer.view.text.explore import Freshness
+from explorer.view.text.explore import STALE
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import App, open_tab, press, settle, texts
 
@@ -54,10 +54,10 @@ def test_the_switch_hides_what_is_not_bitwise(at: AppTest) -> None:
 
 def test_other_options_make_the_answer_stale(at: AppTest) -> None:
     at = press(at, "find_fit")
-    assert Freshness.STALE not in texts(at)
+    assert STALE not in texts(at)
     draft = at.session_state["draft"]
     draft.spec = replace(draft.spec, optimizer="sgd")
-    assert Freshness.STALE in texts(settle(at.run()))
+    assert STALE in texts(settle(at.run()))
 
 
 def test_a_job_is_cancelled_at_the_run_bar(at: AppTest, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,10 +46,6 @@ def switch(at: AppTest, *, on: bool) -> AppTest:
     return settle(widget(at, "toggle", "option_predict").set_value(on).run())
 
 
-def words(at: AppTest) -> str:
-    return texts(at).replace("\\", "")
-
-
 def origins(at: AppTest) -> set[str]:
     """Where the figures come from, below those of the strip."""
     return {cell["below"] for cell in strip_cells(at) if cell["below"]}
@@ -81,9 +77,9 @@ def test_nothing_is_allocated_and_every_figure_is_predicted(app: App, worker: Fa
     assert all(request.without_data for request in asked if isinstance(request, Describe | Measure))
     assert {type(request) for request in asked} == {Describe, Measure, FindPlans}
     assert strip_cells(at)[0]["value"] == "104.5 MiB" and figures(at)["Step time"] == "not measured"
-    assert "Nothing is allocated and nothing runs" in words(at)
-    assert "every figure is predicted" in words(at) and UNSAFE in words(at)
-    assert "changed options] predict on" in words(at) and origins(at) == {"predicted"}
+    assert "Nothing is allocated and nothing runs" in texts(at)
+    assert "every figure is predicted" in texts(at) and UNSAFE in texts(at)
+    assert "changed options] predict on" in texts(at) and origins(at) == {"predicted"}
     job = worker.of(Measure)[-1]
     assert not job.keep and job.run_id is None
     assert len(backend.store().list()) == 1, "the measured baseline of the first look"
@@ -113,14 +109,14 @@ def test_the_drawn_policy_is_played_by_the_button_in_place_of_run(app: App, work
     assert strip["Gradients"] == "not compared" and strip["Step time"] == "not measured"
     assert strip["Recomputed"].startswith("2 of") and origins(at) == {"predicted"}
     assert strip_cells(at)[5]["delta"] == "all would run again", "nothing ran"
-    assert "Everything that was played without data" in words(at)
-    assert "Nothing ran\\." in words(at) or "Nothing ran." in words(at)
+    assert "Everything that was played without data" in texts(at)
+    assert "Nothing ran." in texts(at)
     assert "Candidate" in at.segmented_control[0].options
     at = settle(widget(at, "text_input", "budget").set_value("500 MiB").run())
     at = say(at, on=ALL[:2])
-    assert f"{mib(played.step_peak_bytes)} predicted: within 500.0 MiB" in words(at) and figures(at) == strip
+    assert f"{mib(played.step_peak_bytes)} predicted: within 500.0 MiB" in texts(at) and figures(at) == strip
     at = say(at, on=ALL)
-    assert "Press **Predict** to play it" in words(at) and "before: 104.5" in words(at)
+    assert "Press **Predict** to play it" in texts(at) and "before: 104.5" in texts(at)
     at = say(at, on=ALL[:2])
     assert figures(at) == strip and len(worker.of(Measure)) == n + 1, "it was played already"
     pair = repository.runs().record(at.session_state["explore"].shown)
@@ -129,9 +125,9 @@ def test_the_drawn_policy_is_played_by_the_button_in_place_of_run(app: App, work
     assert repository.runs().measured(pair.candidate.spec) is None and not repository.runs().points(pair.baseline.spec)
     assert evidence_of(pair, worker.graph) is None, "what was played proves nothing"
     at = open_tab(at, "Cost")
-    assert "no clock ran" in words(at) and not [one for one in at.dataframe if "step time" in one.value]
+    assert "no clock ran" in texts(at) and not [one for one in at.dataframe if "step time" in one.value]
     assert ["FLOPs by block", "Saved bytes"] in [list(control.options) for control in at.segmented_control]
-    assert NOTHING_RUNS in words(open_tab(at, "Gradients"))
+    assert NOTHING_RUNS in texts(open_tab(at, "Gradients"))
 
 
 def test_every_tab_stands_offers_no_run_and_a_changed_option_is_played_again(app: App, worker: FakeWorker) -> None:
@@ -141,9 +137,9 @@ def test_every_tab_stands_offers_no_run_and_a_changed_option_is_played_again(app
         running = ("draw", "measure_points")
         assert not [button.key for button in at.button if button.key in running and not button.disabled]
         if tab == "Cost":
-            assert "Nothing has been played yet" in words(at)
+            assert "Nothing has been played yet" in texts(at)
         if tab in ("Gradients", "Autograd"):
-            assert NOTHING_RUNS in words(at)
+            assert NOTHING_RUNS in texts(at)
         if tab == "Memory":
             assert at.toggle(key="memory_time").disabled, "the player's clock is not the step's"
     n = len(worker.of(Measure))
@@ -193,18 +189,18 @@ def test_a_card_by_name_is_predicted_for_and_its_figures_stand_in_the_memory_vie
     (row,) = rows_on_card(at)
     figures = ("requested", "allocated", "reserved", "stranded", "headroom")
     assert [row[name] for name in figures] == [mib(getattr(run.card, f"{name}_bytes")) for name in figures]
-    assert "changed options] predict on, for B200" in words(at)
-    assert re.search(r"(less|more|as much) reserved with .*expandable_segments:True", words(at))
+    assert "changed options] predict on, for B200" in texts(at)
+    assert re.search(r"(less|more|as much) reserved with .*expandable_segments:True", texts(at))
     again = app(**address(at))
     assert again.session_state["draft"].spec.card == CARDS["b200"] and rows_on_card(again) == [row]
-    assert switch(again, on=False).session_state["draft"].spec.card is None and "stranded" not in words(again)
+    assert switch(again, on=False).session_state["draft"].spec.card is None and "stranded" not in texts(again)
     at = typed(at, "880 MiB")
-    assert "Refused" in words(at) and rows_on_card(at)[0]["headroom"].startswith("refused ")
+    assert "Refused" in texts(at) and rows_on_card(at)[0]["headroom"].startswith("refused ")
     at = press(say(at, on=ALL), "run")
     assert [row["headroom"].startswith("refused ") for row in rows_on_card(at)] == [True, False]
     card = at.session_state["draft"].spec.card
     at = typed(at, "b201")
-    assert "neither a card that is listed here nor a size" in words(at)
+    assert "neither a card that is listed here nor a size" in texts(at)
     assert at.session_state["draft"].spec.card == card
 
 
@@ -216,14 +212,14 @@ def test_the_budget_may_be_the_card(app: App, worker: FakeWorker) -> None:
     drawn = at.session_state["draft"].spec
     assert drawn.policy.units and at.session_state["explore"].budget.plan.bounded == "reserved"
     (row,) = [row for row in rows_on_card(at) if row["run"] == "candidate"]
-    assert f"{row['reserved']} reserved, predicted: within 80.0 MiB" in words(at)
+    assert f"{row['reserved']} reserved, predicted: within 80.0 MiB" in texts(at)
     assert not row["headroom"].startswith("refused") and len(worker.of(Measure)) == n
     assert memory_on(drawn.card, worker.played(drawn)).reserved_bytes <= 80 * 2**20
     at = typed(at, "810 MiB")
     at = settle(widget(at, "text_input", "budget").set_value("card ").run())
-    assert "o policy brings this step below 10.0 MiB" in words(at) or "No plan that was tried keeps" in words(at)
+    assert "o policy brings this step below 10.0 MiB" in texts(at) or "No plan that was tried keeps" in texts(at)
     at = settle(widget(switch(at, on=False), "text_input", "budget").set_value("card").run())
-    assert "not predicted for a card" in words(at)
+    assert "not predicted for a card" in texts(at)
 
 
 def test_an_unpredictable_model_is_one_sentence(app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +247,7 @@ def test_the_fullest_of_the_predicted_ranks_is_drawn_and_all_stand_below(app: Ap
     (job,) = worker.of(MeasureRanks)
     assert job.request.without_data and not job.keep and spec(at).ranks == Ranks(n_ranks=8)
     assert figures(at)["Step peak"] == mib(job.result.fullest.step_peak_bytes)
-    assert "changed options] predict on, 8 ranks, FSDP2 x 8" in words(at)
+    assert "changed options] predict on, 8 ranks, FSDP2 x 8" in texts(at)
     collectives, bars = (json.loads(chart.proto.spec) for chart in at.get("plotly_chart")[:2])
     (marks,) = [trace for trace in collectives["data"] if trace["name"] == "all-gather (6)"]
     assert picked_event(marks["customdata"][0], OF_BASELINE) is None, "a click on a collective picks no event"
@@ -269,7 +265,7 @@ def test_the_fullest_of_the_predicted_ranks_is_drawn_and_all_stand_below(app: Ap
     assert spec(again) == spec(at) and again.session_state["draft"].predict
     n = len(worker.of(MeasureRanks))
     own = app(**to_query(replace(spec(at), ranks=Ranks(n_ranks=2, data="none", parallelize="os:system"))))
-    assert len(worker.of(MeasureRanks)) == n and "os:system, which the page does not load" in words(own)
+    assert len(worker.of(MeasureRanks)) == n and "os:system, which the page does not load" in texts(own)
     at = settle(widget(at, "selectbox", "option_split").set_value("DDP").run())
     assert spec(at).ranks == Ranks(n_ranks=8, data="ddp") == worker.of(MeasureRanks)[-1].request.spec.ranks
     at = settle(widget(at, "selectbox", "option_split").set_value("tensor parallel").run())
@@ -286,9 +282,9 @@ def test_torchs_own_code_counts_the_predicted_step_beside_the_card(app: App, wor
     assert job.request.spec == at.session_state["draft"].spec and job.request.spec.card == CARDS["b200"]
     memory = worker.of(Measure)[-1].result.card
     both = [*COUNTED, memory.allocated_bytes, memory.reserved_bytes]
-    assert all(f"{n_bytes:,}" in words(at) for n_bytes in both) and "imaginary B200" in words(at)
+    assert all(f"{n_bytes:,}" in texts(at) for n_bytes in both) and "imaginary B200" in texts(at)
     at = settle(widget(at, "selectbox", "option_card").set_value("h100").run())
-    assert f"{COUNTED[0]:,}" not in words(at), "another card was counted"
+    assert f"{COUNTED[0]:,}" not in texts(at), "another card was counted"
     worker.build_failure = Failure(kind="bad input", sentence="torch is built without CUDA.", hint="pip install torch")
     at = press(at, "count_on_card")
-    assert "torch is built without CUDA." in words(at) and "pip install torch" in words(at)
+    assert "torch is built without CUDA." in texts(at) and "pip install torch" in texts(at)
