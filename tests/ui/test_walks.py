@@ -160,7 +160,7 @@ def test_a_recorded_run_that_was_deleted_says_so(visit: Any) -> None:
     at = visit("explore", FakeWorker(GRAPH, store=Store()), LINKS["recorded"], window=True, graph=False)
     assert is_alive(at, "explore")
     Store().delete(run_id)
-    runs().records._values.clear()
+    runs().of("record")._values.clear()
     at.run()
     assert is_alive(at, "explore"), texts(at)
 

@@ -21,7 +21,7 @@ from explorer.lab.view.outcome import lab_chart, lab_origins, recorded_pictures,
 from explorer.record.run import Device
 from explorer.ui.session import address, backend, page_job, window
 from explorer.ui.session.page_job import PageJob
-from explorer.ui.session.repository import Recent, request_key
+from explorer.ui.session.repository import request_key, runs
 from explorer.ui.session.values import bound, go_to, once_a_press, select, session_value, whole
 from explorer.ui.shared import tour
 from explorer.ui.shared.charts import picture
@@ -190,7 +190,7 @@ def _take(state: LabState, job: Job) -> None:
     """The result of a finished job."""
     assert isinstance(job.request, RunLab) and isinstance(job.result, LabOutcome), "no other job is attached here"
     key = request_key(job.request)
-    _outcomes().add(key, job.result)
+    runs().of("lab outcome").add(key, job.result)
     state.shown[job.request.name] = key
 
 
@@ -199,7 +199,7 @@ def _result(state: LabState, request: RunLab) -> None:
     outcome = _outcome(request)
     fresh = outcome is not None
     if outcome is None:
-        outcome = _outcomes().get(state.shown.get(request.name, ""))
+        outcome = runs().of("lab outcome").get(state.shown.get(request.name, ""))
     if outcome is None:
         idle = "This experiment has not run yet. Press **Run**; it takes seconds."
         with st.container(border=True):
@@ -225,11 +225,6 @@ def _result(state: LabState, request: RunLab) -> None:
     st.caption(f"A real run of {outcome.seconds:.2g} s on {outcome.device}, every figure computed in it.")
 
 
-@st.cache_resource(show_spinner=False)
-def _outcomes() -> Recent[LabOutcome]:
-    """Outcomes on this server, by request."""
-    return Recent(64)
-
-
 def _outcome(request: RunLab) -> LabOutcome | None:
-    return _outcomes().get(request_key(request))
+    outcome: LabOutcome | None = runs().of("lab outcome").get(request_key(request))
+    return outcome

@@ -32,7 +32,7 @@ from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.run import PipelinePlan, RunSpec
 from explorer.ui.components import strip
 from explorer.ui.session import page_job, window
-from explorer.ui.session.repository import N_REQUESTS, Recent, request_key, runs
+from explorer.ui.session.repository import request_key, runs
 from explorer.ui.session.values import whole
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import escape, last_failure, two_columns
@@ -194,7 +194,7 @@ def take(split: PipelineState, job: Job) -> None:
         case Describe(model=model, device=device):
             runs().add_graph(model, device, result)
         case ProfileStages(spec=spec):
-            _answers()[0].add(request_key(_unsplit(spec)), result)
+            runs().of("profile").add(request_key(_unsplit(spec)), result)
         case FindJointPlan() as request:
             assert isinstance(result, JointPlan), "what FindJointPlan gives"
             take_plan(split, request, result)
@@ -203,19 +203,20 @@ def take(split: PipelineState, job: Job) -> None:
             runs().add(key, result)
             split.shown = key
             if isinstance(result, PipelineRun) and result.failure is None:
-                _answers()[1].add(request_key(spec), key)
+                runs().add_answer(key, "split", spec)
 
 
 def profile_of(spec: RunSpec) -> PipelineProfile | None:
     """Prices of the blocks of `spec`'s model, if measured lately."""
-    return _answers()[0].get(request_key(_unsplit(spec)))
+    profile: PipelineProfile | None = runs().of("profile").get(request_key(_unsplit(spec)))
+    return profile
 
 
 def last_run(split: PipelineState, spec: RunSpec) -> PipelineRun | None:
     """The last run of exactly `spec`, else the last run of this page; None before the first."""
     last = _last(split)
     if last is None or last.spec != spec:
-        split.shown = _answers()[1].get(request_key(spec)) or split.shown
+        split.shown = runs().answer("split", spec) or split.shown
         last = _last(split)
     return last if last is not None and last.spec.model == spec.model else None
 
@@ -226,12 +227,6 @@ def _last(split: PipelineState) -> PipelineRun | None:
         return run
     split.shown = None
     return None
-
-
-@st.cache_resource(show_spinner=False)
-def _answers() -> tuple[Recent[PipelineProfile], Recent[str]]:
-    """Prices of blocks by the priced run, and ids of runs by request."""
-    return Recent(8), Recent(N_REQUESTS)
 
 
 def _unsplit(spec: RunSpec) -> RunSpec:

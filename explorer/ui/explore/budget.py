@@ -90,10 +90,10 @@ def search_of(view: View, *, start: bool = False) -> Search:
         return Search(plans=view.plans, n_expected=len(view.plans))
     # A second measurement has the same timeline; a predicted step has another origin and no times.
     key = f"{graph.fingerprint} {run.origin} {run.step_peak_bytes} {request_key(run.spec)}"
-    job = runs().fronts.get(key)
+    job: Job | None = runs().of("search").get(key)
     if start and (job is None or _was_cut_off(job)) and not backend.worker().open_jobs():
         job = backend.worker().submit(FindPlans(run=run, graph=graph), keep=False)
-        runs().fronts.add(key, job)
+        runs().of("search").add(key, job)
     if job is None:
         return Search()
     if job.finished and job.failure is not None and not _was_cut_off(job):

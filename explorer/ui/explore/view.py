@@ -193,7 +193,9 @@ def _completed(keyed: KeyedRun | None) -> Measurement | None:
     if not (run.refused or (run.origin == "recorded" and run.spec.policy.units)):
         return None
     graph = runs().graph(run.spec)
-    return runs().complete.get_or_make(keyed.key, lambda: keep_all_from(run, graph) if graph is not None else None)
+    if graph is None:
+        return None
+    return runs().once("completed run", keyed.key, lambda: keep_all_from(run, graph))
 
 
 def _run_of(record: Measurement | Comparison | RecordedRanks | None, spec: RunSpec) -> Measurement | None:
@@ -218,7 +220,7 @@ def _forecaster(view: View) -> Forecaster | None:
     start, graph = view.keep_all, view.graph
     if start is None or not start.run.complete or graph is None or start.run.spec.policy.units:
         return None
-    return runs().forecasters.get_or_make(start.key, lambda: Forecaster(start.run, graph))
+    return runs().once("forecaster", start.key, lambda: Forecaster(start.run, graph))
 
 
 def predicted_line(view: View, policy: Policy) -> Bytes | None:
@@ -233,11 +235,12 @@ def predicted_on_card(view: View, policy: Policy) -> CardMemory | None:
     forecaster, start = _forecaster(view), view.keep_all
     if forecaster is None or start is None or not policy.units or (of_start := start.run.card) is None:
         return None
-    memory = runs().on_cards.get(key := f"{start.key} {request_key(policy)}")
-    if memory is None and (step := forecaster.step(policy)) is not None:
-        memory = memory_on(of_start.card, step, others=())
-        runs().on_cards.add(key, memory)
-    return memory
+
+    def make() -> CardMemory | None:
+        step = forecaster.step(policy)
+        return None if step is None else memory_on(of_start.card, step, others=())
+
+    return runs().once("on card", f"{start.key} {request_key(policy)}", make)
 
 
 def predicted(view: View, policy: Policy) -> Forecast:
@@ -272,7 +275,7 @@ def _uncalibrated(view: View, policy: Policy) -> Forecast:
     if forecaster is None or start is None:
         return Forecast()
     key = f"{start.key} {request_key(policy)}"
-    return runs().forecasts.get_or_make(key, lambda: forecaster.forecast(policy))
+    return runs().once("forecast", key, lambda: forecaster.forecast(policy))
 
 
 def _measured_steps(view: View) -> tuple[TimedStep, ...]:
@@ -331,7 +334,7 @@ def predicted_presets(view: View, policy: Policy) -> dict[str, tuple[Policy, For
 
     options = request_key(with_units(policy, ()))
     key = f"{start} {view.baseline_key} {graph.fingerprint} {options} {_measured_steps(view)}"
-    return runs().presets.get_or_make(key, make)
+    return runs().once("presets", key, make)
 
 
 def _units_of(name: str, graph: ModelGraph) -> tuple[Unit, ...]:
@@ -343,8 +346,8 @@ def _units_of(name: str, graph: ModelGraph) -> tuple[Unit, ...]:
 
 def worth_recomputing(graph: ModelGraph) -> frozenset[str]:
     """The blocks that a preset would choose from; counted once for a model."""
-    return runs().worth_recomputing.get_or_make(
-        graph.fingerprint, lambda: frozenset(fqn for unit in counted_units(graph) for fqn in unit)
+    return runs().once(
+        "worth recomputing", graph.fingerprint, lambda: frozenset(fqn for unit in counted_units(graph) for fqn in unit)
     )
 
 
@@ -355,7 +358,7 @@ def block_prices(start: KeyedRun | None, graph: ModelGraph, fqns: Iterable[str])
     """
     if start is None:
         return {}
-    priced, costs = runs().prices.get_or_make(start.key, dict), start.run.by_fqn
+    priced, costs = runs().once("prices", start.key, dict[str, Price | None]), start.run.by_fqn
     saving = [fqn for fqn in fqns if fqn in costs and costs[fqn].saved_after_forward_bytes]
     if missing := [fqn for fqn in saving if fqn not in priced]:
         by_fqn = {price.blocks[0]: price for price in prices(start.run, missing, graph=graph)}

@@ -167,7 +167,7 @@ def take_part(state: ExploreState, job: Job) -> None:
     part = job.part
     if isinstance(part, Comparison) and part.comparable and part.candidate.spec == state.draft.spec:
         state.shown, state.tick = part_key(job.id), None
-        runs().records.add(state.shown, part)
+        runs().of("record").add(state.shown, part)
     if not isinstance(job.request, Measure) or not isinstance(part, Measurement) or part.failure is not None:
         return
     spec = job.request.spec
@@ -175,7 +175,7 @@ def take_part(state: ExploreState, job: Job) -> None:
         runs().add_graph(spec.model, spec.device, part.graph)
     if part.allocations is not None:
         state.baseline = part_key(job.id)
-        runs().records.add(state.baseline, part)
+        runs().of("record").add(state.baseline, part)
 
 
 PART = "part of "
@@ -332,16 +332,11 @@ def stand_in(state: ExploreState, graph: ModelGraph | None) -> EarlierRun | None
     """The stand-in of the drawn run; None if the model has another structure by now (`graph`, once described)."""
     if state.draft.predict or state.draft.spec.model.is_recorded:
         return None
-    earlier = _earlier_run(baseline_spec(state))
+    spec = baseline_spec(state)
+    key = f"{backend.store().state()} {request_key(spec)}"
+    earlier = runs().once("earlier run", key, lambda: _stored(spec) or _bundled(spec))
     there = earlier.run.graph if earlier is not None else None
     return None if there is None or (graph is not None and graph.fingerprint != there.fingerprint) else earlier
-
-
-def _earlier_run(spec: RunSpec) -> EarlierRun | None:
-    """The stand-in for a run of exactly `spec`, if there is one."""
-    key = f"{backend.store().state()} {request_key(spec)}"
-    shown: tuple[EarlierRun | None] = runs().stand_ins.get_or_make(key, lambda: (_stored(spec) or _bundled(spec),))
-    return shown[0]
 
 
 def _stored(spec: RunSpec) -> EarlierRun | None:

@@ -1,4 +1,4 @@
-"""What ran and what was computed from it, for all visitors: one cache for each kind, each with its own bound.
+"""What ran and what was computed from it, for all visitors: values by kind and key, each kind with its own bound.
 
 A run is found by the request that it answers, so that a refresh, undo or a preset shows an earlier measurement. For
 each model the newest runs of the store are read, again whenever a process has saved a run. Stored runs must be from
@@ -21,24 +21,29 @@ from msgspec.structs import replace
 from explorer import slices
 from explorer.errors import ExplorerError
 from explorer.jobs import run_file
-from explorer.jobs.client import Job
 from explorer.jobs.store import StoredRun
 from explorer.plan.catalogue import is_younger
-from explorer.plan.predict.forecaster import Forecaster
 from explorer.record.base import Record, to_json
-from explorer.record.card import CardMemory
 from explorer.record.comparison import Comparison
 from explorer.record.graph import IN_TRAINING, Conditions, ModelGraph, ModelRef
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.record.plan import Forecast, Price
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import Device, RunSpec
 from explorer.ui.session import backend
 
 MOST_READ = 12
 """Number of stored runs that are opened for a model."""
-N_REQUESTS = 4096
-"""Number of requests of a kind whose answers are known by run id."""
+MOST = {
+    "record": 24, "prediction": 24, "graph": 24, "chart": 24,
+    "forecaster": 12, "completed run": 12, "earlier run": 12,
+    "forecast": 4096, "points": 4096, "answer": 8192,
+}  # fmt: skip
+"""Number of values of a kind that memory holds.
+
+record: results of jobs, and runs of the store, by id. prediction: steps that were played, by request.
+answer: id of the run that answers a request. The other kinds are computed, and the key names what from.
+"""
+MOST_OF_OTHERS = 64
 T = TypeVar("T")
 
 
@@ -64,18 +69,21 @@ class Recent(Generic[T]):
             return self._values.get(key)
 
     def get_or_make(self, key: str, make: Callable[[], T]) -> T:
-        """The value under `key`; `make` computes a value that is not there. None is computed again."""
-        value = self.get(key)
-        if value is None:
-            value = make()
-            self.add(key, value)
+        """The value under `key`; `make` computes a value that is not there."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = make()
+        self.add(key, value)
         return value
 
     def drop(self, value: T) -> None:
         """Drops `value` under every key."""
         with self._lock:
-            for key in [key for key, other in self._values.items() if other == value]:
-                del self._values[key]
+            for key, other in list(self._values.items()):
+                if other == value:
+                    del self._values[key]
 
 
 class KeyedRun(NamedTuple):
@@ -98,47 +106,32 @@ class Runs:
     """The repository. Keys are run ids of the store, ids of jobs whose result the store lacks, or requests as JSON."""
 
     def __init__(self) -> None:
-        self.records: Recent[Record] = Recent(24)
-        """Results of jobs and records of the store, by id. The store has what is no longer here."""
-        self._graphs: Recent[ModelGraph] = Recent(24)
-        self._predicted: Recent[Measurement | RecordedRanks | Comparison] = Recent(24)
-        self.fronts: Recent[Job] = Recent(32)
-        """Jobs that look, or looked, for the plans of a measured step."""
-        # Computed from a run, by the key of the run.
-        self.forecasters: Recent[Forecaster] = Recent(12)
-        self.forecasts: Recent[Forecast] = Recent(N_REQUESTS)
-        self.on_cards: Recent[CardMemory] = Recent(64)
-        """Steps of drawn policies on their card, by run and policy, as forecasts are."""
-        self.prices: Recent[dict[str, Price | None]] = Recent(24)
-        self.presets: Recent[dict[str, tuple[Policy, Forecast]]] = Recent(24)
-        self.stand_ins: Recent[Any] = Recent(12)
-        """Runs shown until a model is measured here, see explore/work.py."""
-        self.complete: Recent[Measurement | None] = Recent(12)
-        """Runs that keep everything, put together from runs that did not."""
-        self.worth_recomputing: Recent[frozenset[str]] = Recent(24)
-        """Blocks that a preset would choose from, by the graph's fingerprint."""
-        # Run ids by request.
-        self._measured: Recent[str] = Recent(N_REQUESTS)
-        self._priced: set[str] = set()
-        """Keys of runs with the prices that a plan needs; a run of a comparison has none and does not replace one."""
-        self._fitted: Recent[str] = Recent(N_REQUESTS)
-        self._compared: Recent[str] = Recent(N_REQUESTS)
-        self._recorded: dict[str, str | None] = {}
-        self._points: Recent[dict[Policy, tuple[str, Point]]] = Recent(N_REQUESTS)
+        self._kinds: dict[str, Recent[Any]] = {}
+        self._answers: Recent[str] = self.of("answer")
         self._models_read: dict[str, object] = {}
         """State of the store when the runs of a model were read last."""
         self._created: dict[str, float] = {}
         """Dates of the runs that were read from the store, by id."""
         self._deleted: set[str] = set()
 
+    def of(self, kind: str) -> Recent[Any]:
+        """The values of a kind. No kind pushes another out."""
+        return self._kinds.setdefault(kind, Recent(MOST.get(kind, MOST_OF_OTHERS)))
+
+    def once(self, kind: str, key: str, make: Callable[[], T]) -> T:
+        """The value of a kind under `key`, made on the first call."""
+        value: T = self.of(kind).get_or_make(key, make)
+        return value
+
     def record(self, key: str | None) -> Any:
         """The record under `key`: from memory, else from the store; None for no key. Raises as Store.load does."""
         if key is None:
             return None
-        return self.in_memory(key) or self.records.get_or_make(key, lambda: backend.store().load(key))
+        return self.in_memory(key) or self.once("record", key, lambda: backend.store().load(key))
 
     def in_memory(self, key: str) -> Record | None:
-        return self.records.get(key) or self._predicted.get(key)
+        record: Record | None = self.of("record").get(key) or self.of("prediction").get(key)
+        return record
 
     def graph(self, spec: RunSpec, *, without_data: bool = False) -> ModelGraph | None:
         """Graph of the model of `spec` on its device, if described lately; a recorded step contains its graph."""
@@ -146,7 +139,7 @@ class Runs:
             # A measured run brings the graph of its conditions: until then the graph is drawn as in training.
             conditions = (spec.conditions,) if without_data else (spec.conditions, IN_TRAINING)
             keys = (_graph_key(spec.model, spec.device, without_data, each) for each in conditions)
-            return next((graph for key in keys if (graph := self._graphs.get(key)) is not None), None)
+            return next((graph for key in keys if (graph := self.of("graph").get(key)) is not None), None)
         try:
             run = self.record(self.recorded_run(spec.model))
         except ExplorerError:  # deleted by another window, or damaged
@@ -154,29 +147,31 @@ class Runs:
         return run.as_run.graph if isinstance(run, Measurement | RecordedRanks) else None
 
     def add_graph(self, model: ModelRef, device: Device, graph: ModelGraph, *, without_data: bool = False) -> None:
-        self._graphs.add(_graph_key(model, device, without_data, graph.conditions), graph)
+        self.of("graph").add(_graph_key(model, device, without_data, graph.conditions), graph)
 
     def recorded_run(self, model: ModelRef) -> str | None:
         """Id of the recorded run that `model` stands for: the run opened last, else the newest run of the store."""
-        if self._recorded.get(model.target) is None:
+        key = f"recorded {model.target}"
+        if self._answers.get(key) is None:
             kinds = ("measurement", "recorded ranks")
             stored = [run for run in backend.store().list() if run.model == model.target and run.kind in kinds]
             newest = max(stored, key=lambda run: run.created, default=None)
-            self._recorded[model.target] = newest.run_id if newest is not None else None
-        return self._recorded[model.target]
+            if newest is not None:
+                self._answers.add(key, newest.run_id)
+        return self._answers.get(key)
 
     def prediction(self, spec: RunSpec) -> KeyedRun | None:
         """The step of `spec`, simulated without data; of several ranks the fullest."""
-        run = self._predicted.get(key := request_key(spec))
+        run = self.of("prediction").get(key := request_key(spec))
         return KeyedRun(key, run.as_run) if isinstance(run, Measurement | RecordedRanks) else None
 
     def add_prediction(self, spec: RunSpec, run: Measurement | RecordedRanks) -> KeyedRun:
-        self._predicted.add(key := request_key(spec), run)
+        self.of("prediction").add(key := request_key(spec), run)
         return KeyedRun(key, run.as_run)
 
     def predicted_ranks(self, spec: RunSpec) -> RecordedRanks | None:
         """All ranks of the predicted step of `spec`."""
-        run = self._predicted.get(request_key(spec))
+        run = self.of("prediction").get(request_key(spec))
         return run if isinstance(run, RecordedRanks) else None
 
     def predicted_pair(self, baseline: RunSpec, candidate: RunSpec) -> str | None:
@@ -185,7 +180,7 @@ class Runs:
         if first is None or second is None:
             return None
         key = request_key(baseline, candidate)
-        self._predicted.get_or_make(key, lambda: Comparison(baseline=first.run, candidate=second.run))
+        self.once("prediction", key, lambda: Comparison(baseline=first.run, candidate=second.run))
         return key
 
     def baseline(self, candidate: RunSpec) -> RunSpec:
@@ -196,7 +191,7 @@ class Runs:
 
     def measured(self, spec: RunSpec) -> KeyedRun | None:
         """A whole run of exactly `spec`, alone or in a comparison."""
-        key = self._find(self._measured, request_key(spec), spec.model.target)
+        key = self.answer("priced", spec) or self.answer("measured", spec)
         record = self.record(key)
         runs = (record.baseline, record.candidate) if isinstance(record, Comparison) else (record,)
         run = next((run for run in runs if isinstance(run, Measurement) and run.spec == spec), None)
@@ -204,9 +199,29 @@ class Runs:
 
     def fitted(self, spec: RunSpec) -> KeyedRun | None:
         """The run that fitted after `spec` ran out of memory."""
-        key = self._find(self._fitted, request_key(spec), spec.model.target)
+        key = self.answer("fitted", spec)
         record = self.record(key)
         return KeyedRun(key, record) if key is not None and isinstance(record, Measurement) else None
+
+    def add_answer(self, key: str, kind: str, *request: RunSpec) -> None:
+        """The run under `key` answers a request from now on."""
+        self._answers.add(f"{kind} {request_key(*request)}", key)
+
+    def answer(self, kind: str, *request: RunSpec) -> str | None:
+        """Key of the run that answers a request; None if no run does, or if the run was deleted.
+
+        `kind`: of the answer. priced: a whole run with the prices that a plan needs, which runs of a comparison lack.
+        measured: any other whole run. fitted: the run in place of one that ran out of memory.
+        """
+        self._read_store(request[-1].model.target)
+        key = self._answers.get(f"{kind} {request_key(*request)}")
+        if key is not None:
+            try:
+                self.record(key)
+            except ExplorerError:  # deleted by another window, or damaged
+                self.drop(key)
+                return None
+        return key
 
     def created(self, key: str | None) -> float | None:
         """Seconds since 1970 of a run that was read from the store; None for other runs."""
@@ -214,34 +229,33 @@ class Runs:
 
     def compared(self, baseline: RunSpec, candidate: RunSpec) -> str | None:
         """The key of a comparison of exactly these two."""
-        return self._find(self._compared, request_key(baseline, candidate), candidate.model.target)
+        return self.answer("compared", baseline, candidate)
 
     def points(self, baseline: RunSpec) -> tuple[Point, ...]:
         """Policies compared with `baseline`, each with its last measurement."""
-        self._find(self._measured, request_key(baseline), baseline.model.target)
-        points = self._points.get(request_key(baseline)) or {}
+        self.answer("measured", baseline)
+        points = self.of("points").get(request_key(baseline)) or {}
         return tuple(point for key, point in points.values() if key not in self._deleted)
 
     def add(self, key: str, record: Record) -> None:
         """Adds a record that ran, or was opened, under `key`, as the answer to its requests."""
-        self.records.add(key, record)
+        self.of("record").add(key, record)
         self._add_answers(key, record)
 
     def _add_answers(self, key: str, record: Record) -> None:
         """A run cut short answers no request for a whole run; a prediction answers none."""
         if isinstance(record, Measurement) and record.complete and record.origin != "predicted":
-            self._measured.add(request_key(record.spec), key)
-            if record.times is not None and record.times.checkpoint_ms is not None:
-                self._priced.add(key)
+            is_priced = record.times is not None and record.times.checkpoint_ms is not None
+            self.add_answer(key, "priced" if is_priced else "measured", record.spec)
             for refused in record.refused[:1]:
-                self._fitted.add(request_key(replace(record.spec, policy=refused.policy)), key)
+                self.add_answer(key, "fitted", replace(record.spec, policy=refused.policy))
         if not isinstance(record, Comparison) or record.is_predicted:
             return
         for run in (record.baseline, record.candidate):
-            if run.complete and self._measured.get(request_key(run.spec)) not in self._priced:
-                self._measured.add(request_key(run.spec), key)
+            if run.complete:
+                self.add_answer(key, "measured", run.spec)
         if record.failure is not None or record.reproducible is not None:
-            self._compared.add(request_key(record.baseline.spec, record.candidate.spec), key)
+            self.add_answer(key, "compared", record.baseline.spec, record.candidate.spec)
         self._add_point(key, record)
 
     def _add_point(self, key: str, record: Comparison) -> None:
@@ -250,12 +264,11 @@ class Runs:
             return
         point = Point(run.spec.policy, run.step_peak_bytes, figures["time_ratio"], figures["time_ratio_spread"])
         request = request_key(record.baseline.spec)
-        self._points.add(request, (self._points.get(request) or {}) | {run.spec.policy: (key, point)})
+        self.of("points").add(request, (self.of("points").get(request) or {}) | {run.spec.policy: (key, point)})
 
     def drop(self, key: str) -> None:
         """Removes the answers of a run that was deleted."""
-        for answers in (self._measured, self._fitted, self._compared):
-            answers.drop(key)
+        self._answers.drop(key)
         self._deleted.add(key)
 
     def open(self, run_id: str) -> Record:
@@ -264,19 +277,8 @@ class Runs:
         if not is_imported(run_id) and ran_here(record):
             self._add_answers(run_id, record)
         if isinstance(record, Measurement | RecordedRanks) and record.spec.model.is_recorded:
-            self._recorded[record.spec.model.target] = run_id
+            self._answers.add(f"recorded {record.spec.model.target}", run_id)
         return record
-
-    def _find(self, answers: Recent[str], request: str, target: str) -> str | None:
-        self._read_store(target)
-        key = answers.get(request)
-        if key is not None:
-            try:
-                self.record(key)
-            except ExplorerError:  # deleted by another window, or damaged
-                self.drop(key)
-                return None
-        return key
 
     def _read_store(self, target: str) -> None:
         """Adds the newest runs of a model that the store has got since the last call, oldest first."""

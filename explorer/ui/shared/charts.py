@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import streamlit as st
 
 from explorer.record.policy import Policy
-from explorer.ui.session.repository import Recent
+from explorer.ui.session.repository import runs
 from explorer.ui.shared.download import Offer, download
 from explorer.ui.shared.elements import fold, frame
 from explorer.view.drawing.figure import CONFIG, Chart, Rows, figure, readable, size, written
@@ -20,7 +20,6 @@ from explorer.view.drawing.units import MIB
 T = TypeVar("T")
 PLAIN = (str, int, float, tuple, Policy, type(None))
 """Types whose values name a result of `made_once`; objects of other types are compared by identity."""
-_results: Recent[tuple[object, Any]] = Recent(24)
 _in_use = RLock()
 """Held while a chart is finished and sent: visitors with windows of different heights share it."""
 
@@ -37,8 +36,7 @@ def made_once(make: Callable[[], T], *of: object, dark: bool | None = None) -> T
     """
     dark = st.context.theme.type == "dark" if dark is None else dark
     key = " ".join(repr(value) if isinstance(value, PLAIN) else str(id(value)) for value in (dark, *of))
-    result: T = _results.get_or_make(key, lambda: (of, make()))[1]  # holds `of`: no other object gets its id
-    return result
+    return runs().once("chart", key, lambda: (of, make()))[1]  # holds `of`: no other object gets its id
 
 
 def draw(chart: Chart, *, key: str, act: Callable[[Any], None] | None = None) -> None:

@@ -26,7 +26,6 @@ from explorer.ui.explore.blocks import take_matching
 from explorer.ui.navigation import TAB_ICON
 from explorer.ui.session import backend, repository
 from explorer.ui.session.address import to_query
-from explorer.ui.shared.elements import escape
 from explorer.view.drawing.units import mib
 from explorer.view.text import explore as glossary
 from tests import graphs
@@ -256,7 +255,7 @@ def test_every_tab_is_drawn_and_nothing_runs(app: App, worker: FakeWorker, store
     assert figures(linked)["Step peak"] == mib(run.peak_bytes), "a link restores it where the run is stored"
     assert len(runs(worker)) == n_jobs
     assert at.button(key="run").disabled and not [one for one in at.selectbox if one.label == "dtype"]
-    assert escape(run.measurement.recorded_in) in texts(at) and "model is not here" in texts(at)
+    assert run.measurement.recorded_in in texts(at) and "model is not here" in texts(at)
     assert [row[0] for row in graph_data(at)["geometry"]["rows"]] == ["0", "1", "2", "3"]
     assert figures(at)["Step peak"] == mib(run.peak_bytes)
     assert "recorded" in texts(at)

@@ -104,7 +104,7 @@ def test_a_deleted_run_is_forgotten_also_if_another_window_deleted_it(known: Run
     known.drop("pair")
     assert known.compared(BASE, CANDIDATE) is None and known.points(BASE) == ()
     known.add("gone", run())
-    known.records.drop(run())
+    known.of("record").drop(run())
     assert known.measured(BASE) is None, "memory and store have it no more"
 
 

@@ -138,7 +138,7 @@ def test_explore_shows_what_will_run(app: App, worker: FakeWorker) -> None:
     assert "changed options" not in texts(at) and "weights" not in names_of(at)
     for what, how in HAPPENED:
         if what == "model":  # options follow to the next model, the policy does not
-            assert r"optimizer sgd, n\_repeats 4" in texts(at) and r"early\_stop off" in texts(at)
+            assert "optimizer sgd, n_repeats 4" in texts(at) and "early_stop off" in texts(at)
         do(at, worker, what, how)
         now = spec(at)
         assert {name: widget(at, "toggle", f"option_{name}").value for name in SWITCHES} == {
