@@ -31,7 +31,7 @@ from explorer.ui.session import page_job, window
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import Bound, bound, select, whole
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.elements import escape
+from explorer.ui.shared.elements import escape, horizontal
 from explorer.view.drawing.units import mib
 from explorer.view.graph.browser import Paint
 from explorer.view.graph.geometry import Layout, layout
@@ -62,7 +62,7 @@ def split_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfil
     with whole():
         _first_cut(split, graph, profile)
     stages = pipeline_state.stages_of(split, graph)
-    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_plan"):
+    with horizontal("pipeline_plan", align="bottom"):
         field = bound("pipeline_stages", len(stages), lambda n: take_stages(split, graph, profile, n))
         most = max(len(atoms(graph)), len(stages), 1)
         st.number_input("Stages", 1, most, field.value, help=words.STAGE, width=STAGES_WIDTH, **field.wired)
@@ -78,7 +78,7 @@ def split_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfil
 
 def _tools(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
     """Draws balance, undo, redo, and rarely changed options."""
-    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_tools"):
+    with horizontal("pipeline_tools", align="bottom"):
         st.menu_button(
             "Balance",
             list(words.BALANCE),
@@ -204,7 +204,7 @@ def cap_panel(
 ) -> None:
     """Draws the field and its button, the outcome of the last press, and whether `run` kept the cap."""
     field = bound("pipeline_cap", split.cap, lambda text: setattr(split, "cap", text))
-    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_cap_row"):
+    with horizontal("pipeline_cap_row", align="bottom"):
         st.text_input(
             "Memory limit of a rank",
             field.value,

@@ -42,7 +42,7 @@ from explorer.ui.session.repository import request_key, runs
 from explorer.ui.session.values import bound
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import with_units
-from explorer.ui.shared.elements import escape, small_text
+from explorer.ui.shared.elements import escape, horizontal, small_text
 from explorer.view.drawing.units import mib
 from explorer.view.text import plan as words
 
@@ -120,7 +120,7 @@ def request_plan(state: ExploreState, view: View, graph: ModelGraph, text: str) 
     try:
         budget.wish = parse_budget(budget.text, run.step_peak_bytes, run)
     except ExplorerError as error:
-        budget.none_because = f"{error.sentence} {error.hint}".strip()
+        budget.none_because = str(error)
         return
     if view.stand_in is not None or view.being_timed:
         _take_recorded_plan(state, view, graph)
@@ -301,7 +301,7 @@ def _line(state: ExploreState, view: View, forecast: Forecast) -> None:
         small_text(f":material/hourglass_top: {escape(words.SEARCHING.format(budget.text))}")
     else:
         text, meaning = _policy_line(state, view, front, forecast)
-        with st.container(horizontal=True, gap="small", vertical_alignment="center", key="budget_line"):
+        with horizontal("budget_line"):
             small_text(text, help=meaning)
             best = better_point(state, view, front, forecast)
             if best is not None and view.graph is not None and not search.running:

@@ -69,7 +69,7 @@ def _export(state: ExploreState, graph: ModelGraph, file: PolicyFile, warning: s
     try:
         form = exported(file, target)
     except ExplorerError as error:
-        small_text(f"{error} {error.hint or ''}".strip())
+        small_text(escape(str(error)))
         return
     small_text(f":{COLOURS[form.fit]}-badge[{form.fit}] in {form.written_for}")
     for sentence in export_sentences(form, MOST_NAMED):

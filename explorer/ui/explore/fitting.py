@@ -14,7 +14,7 @@ from explorer.record.plan import Wish
 from explorer.ui.explore import work
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import page_job
-from explorer.ui.shared.elements import frame, small_text
+from explorer.ui.shared.elements import frame, horizontal, small_text
 from explorer.view.text.explore import STALE
 
 VIEW = "What would make it fit"
@@ -41,7 +41,7 @@ def fit_panel(state: ExploreState) -> None:
     st.caption(INTRO)
     if limits_time:
         st.caption(TIME)
-    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="fit_row"):
+    with horizontal("fit_row"):
         st.button(
             "Play levers", icon=":material/tune:", key="find_fit",
             disabled=limits_time or state.job.id is not None,

@@ -18,6 +18,7 @@ from explorer.ui.session.repository import runs
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.draft import with_units
+from explorer.ui.shared.elements import horizontal
 from explorer.view.compare.front import Kind, Mark, front_chart
 from explorer.view.drawing.units import count
 from explorer.view.text import explore as glossary
@@ -35,7 +36,7 @@ def front_panel(state: ExploreState, view: View, graph: ModelGraph) -> None:
         st.caption(words.nothing_saves(graph) if len(graph.blocks) > 1 else glossary.NO_BLOCKS)
         return
     hint = words.FRONT if cost_word(view) == "time" else words.FRONT_OF_FLOPS
-    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="front_row"):
+    with horizontal("front_row"):
         with st.container(width="stretch"):
             st.caption(words.MEASURING.format(count(len(state.to_measure), "run")) if state.to_measure else hint)
         if not drafts.why_not_run(state.draft):

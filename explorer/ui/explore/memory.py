@@ -28,7 +28,7 @@ from explorer.ui.session.repository import runs
 from explorer.ui.session.values import bound
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw, finished, made_once, picture, twin
-from explorer.ui.shared.elements import escape, fold, frame, results_height, small_text
+from explorer.ui.shared.elements import escape, fold, frame, horizontal, results_height, small_text
 from explorer.ui.shared.tour import panel_height
 from explorer.view.drawing.axis import Axis, has_times, positions
 from explorer.view.drawing.figure import Chart, Cursor
@@ -75,7 +75,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
         return lambda: None
     candidate, policy = view.comparison.candidate if view.comparison else None, state.draft.spec.policy
     _above(state, view, baseline, candidate)
-    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="memory_views"):
+    with horizontal("memory_views"):
         title = st.container(width="stretch", gap=None)
         choice = _view_picker(state, candidate)
         axis, stacked = _chart_options(baseline, candidate)

@@ -27,7 +27,7 @@ from explorer.ui.explore.work import ExploreState
 from explorer.ui.session import page_job
 from explorer.ui.session.values import whole
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.elements import escape, last_failure, small_text, two_columns
+from explorer.ui.shared.elements import escape, horizontal, last_failure, small_text, two_columns
 from explorer.ui.shared.model import model_row
 from explorer.ui.shared.open_model import open_model
 from explorer.ui.shared.run_bar import RunBar, run_bar
@@ -206,7 +206,7 @@ def _bar(state: ExploreState, view: View) -> DeltaGenerator:
     """Run, progress and cancel at the left, files at the right. Returns the place of a warning beside the download."""
     warning = st.empty()
     graph = view.graph
-    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="bar"):
+    with horizontal("bar"):
         with st.container(width="stretch"):
             run_bar(
                 state.job,

@@ -21,7 +21,7 @@ from explorer.ui.session.repository import PAGES
 from explorer.ui.session.values import whole
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.download import Offer, download, report_button, trace_buttons
-from explorer.ui.shared.elements import escape, frame, on_primary, small_text
+from explorer.ui.shared.elements import escape, frame, horizontal, on_primary, small_text
 from explorer.view.compare.front import SIGNS, TOO_FEW, run_plane
 from explorer.view.drawing.units import count
 from explorer.view.memory.ranks import rank_rows, ranks_at_peak, ranks_over_time
@@ -118,7 +118,7 @@ def _plane(runs: tuple[StoredRun, ...], selected: list[StoredRun]) -> None:
 
 def actions_on(run: StoredRun) -> None:
     """Draws the actions on a single run."""
-    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="actions"):
+    with horizontal("actions", align="bottom"):
         name = st.text_input("Name", run.name, key=f"name_{run.run_id}", max_chars=200)
         if st.button("Rename", icon=":material/edit:", key="rename", disabled=name == run.name or not name.strip()):
             do(lambda: backend.store().rename(run.run_id, name.strip()), "Renamed.", reorders=False)
@@ -147,7 +147,7 @@ def actions_on(run: StoredRun) -> None:
 
 def _note(run: StoredRun) -> None:
     """Words beside the run; they stay in this list."""
-    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="note_row"):
+    with horizontal("note_row", align="bottom"):
         note = st.text_input(
             "Note", run.note, key=f"note_{run.run_id}", max_chars=LONGEST_NOTE,
             help="Why this run was made, what it showed. Stands in the list; a run file does not carry it.",
@@ -230,7 +230,7 @@ def _ranks(run: StoredRun) -> StoredRun | None:
         ranks = repository.runs().record(run.run_id)
         assert isinstance(ranks, RecordedRanks), "of that kind"
         chosen = None
-        with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="one_rank"):
+        with horizontal("one_rank", align="bottom"):
             numbers = list(ranks.by_rank)
             fullest = numbers.index(ranks.fullest.rank or 0)
             rank = st.selectbox("Rank", numbers, index=fullest, key=f"rank_{run.run_id}", width=120)

@@ -75,6 +75,11 @@ def samples() -> tuple[Sample, ...]:
     return (*_opened_on_page(others, tuple(file.stat().st_mtime if file.is_file() else 0 for file in files)), *started)
 
 
+def sample_of(model: ModelRef) -> Sample | None:
+    """The offered model that `model` is, in some size."""
+    return next((sample for sample in samples() if sample.target == model.target), None)
+
+
 @st.cache_resource(show_spinner=False, max_entries=8)
 def _opened_on_page(targets: tuple[str, ...], dates: tuple[float, ...]) -> tuple[Sample, ...]:
     """Read again when one of the files has another date."""
@@ -140,8 +145,10 @@ def _is_built_for_cpu() -> bool:
 
 def in_default_size(model: ModelRef) -> ModelRef:
     """`model` with its size named, so that a link without a size finds the runs of the same model."""
-    sizes = next((sample.sizes for sample in samples() if sample.target == model.target), {})
-    return model if model.size else replace(model, size=default_size(sizes))
+    if model.size:
+        return model
+    sample = sample_of(model)
+    return replace(model, size=default_size({} if sample is None else sample.sizes))
 
 
 def check_offered(model: ModelRef) -> None:
@@ -152,7 +159,7 @@ def check_offered(model: ModelRef) -> None:
             f"{model.target} is a step that was recorded in a script: its model is not here to run.",
             hint="Policies are forecast from the record; apply the policy file in that script and record again.",
         )
-    sample = next((sample for sample in samples() if sample.target == model.target), None)
+    sample = sample_of(model)
     if sample is None:
         raise BadInput(
             f"The model {model.target} is not offered here.",

@@ -36,6 +36,11 @@ def small_text(text: str, *, help: str | None = None) -> None:
     st.markdown(f":small[{text}]", help=help)
 
 
+def horizontal(key: str, *, align: Literal["center", "bottom"] = "center") -> DeltaGenerator:
+    """A container whose elements stand beside each other."""
+    return st.container(horizontal=True, gap="small", vertical_alignment=align, key=key)
+
+
 def on_primary(label: str, *, disabled: bool = False) -> str:
     """The label of a primary button; a disabled button has no coloured ground."""
     if disabled or st.context.theme.type != "dark":

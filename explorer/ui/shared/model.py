@@ -21,7 +21,7 @@ from explorer.ui.session import backend
 from explorer.ui.session.values import Bound, bound, select
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
-from explorer.ui.shared.elements import escape, fold, small_text
+from explorer.ui.shared.elements import escape, fold, horizontal, small_text
 from explorer.view.drawing.units import mib
 from explorer.view.text import explore as glossary
 
@@ -52,13 +52,12 @@ def model_row(draft: Draft, choose: Choose, *, key: str) -> None:
     """Draws model, size, weights, arguments and options of the step. A change takes effect at once; only a new model
     starts a job, its description. `choose` takes another model; `key` differs from page to page.
     """
-    spec, samples = draft.spec, backend.samples()
-    graph = drafts.graph_of(draft)
-    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key=key):
-        _model(spec.model, samples, choose)
+    spec, graph = draft.spec, drafts.graph_of(draft)
+    with horizontal(key, align="bottom"):
+        _model(spec.model, choose)
         with st.popover("Options", icon=":material/settings:", key="options", help="The model's numbers, the step"):
-            _lesson(next((sample for sample in samples if sample.target == spec.model.target), None))
-            _arguments(spec.model, samples, choose)
+            _lesson(backend.sample_of(spec.model))
+            _arguments(spec.model, choose)
             if not spec.model.is_recorded:
                 _options(draft, graph, choose)
     # Named beside the closed popover that holds them; nothing can be changed of a step that was recorded elsewhere.
@@ -66,13 +65,13 @@ def model_row(draft: Draft, choose: Choose, *, key: str) -> None:
         small_text(f":orange-badge[:material/tune: changed options] {escape(', '.join(changed))}")
 
 
-def _model(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
+def _model(model: ModelRef, choose: Choose) -> None:
     """Model and size. Another model, or size, starts with the factory's own weights and usual arguments."""
-    by_target = {sample.target: sample for sample in samples}
+    by_target = {sample.target: sample for sample in backend.samples()}
     targets = list(by_target)
     if model.target not in by_target:
         targets = [model.target, *targets]
-    titles = {sample.target: sample.title.partition(":")[0] for sample in samples}
+    titles = {target: sample.title.partition(":")[0] for target, sample in by_target.items()}
     target = bound("model", model.target, lambda target: choose(backend.in_default_size(ModelRef(target=target))))
     bare: dict[str, Any] = {"label_visibility": "collapsed"}
     select("Model", targets, target, format_func=lambda target: titles.get(target, target), **bare)
@@ -92,9 +91,9 @@ def _lesson(sample: Sample | None) -> None:
     small_text(f"{glossary.MODEL} {glossary.SIZE}")
 
 
-def _arguments(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
+def _arguments(model: ModelRef, choose: Choose) -> None:
     """The numbers of the model, folded in; nothing of a model without any."""
-    sample = next((sample for sample in samples if sample.target == model.target), None)
+    sample = backend.sample_of(model)
     if sample is not None and sample.usual(model.size):
         with fold("Numbers of the model", key="arguments"):
             st.caption("Arguments of the model's factory. Using others describes and measures the model again.")

@@ -112,7 +112,7 @@ def _take_text(opening: Opening, draft: Draft, text: str | None) -> None:
     try:
         opening.choices = choices_for(opening.text)
     except ExplorerError as error:
-        opening.fault = f"{error.sentence} {error.hint}".strip()
+        opening.fault = str(error)
         return
     if len(opening.choices) == 1:
         _take_target(opening, draft, opening.choices[0])
@@ -188,7 +188,7 @@ def _state(opening: Opening, draft: Draft, job: PageJob) -> None:
         small_text(f":green-badge[:material/check: open] {glossary.OPEN_BATCH.format(escape(graph.batch))}")
     elif opening.is_reading:
         small_text(f":material/hourglass_top: {glossary.GRAPH_FOLLOWS}")
-    sample = next((sample for sample in backend.samples() if sample.target == model.target), None)
+    sample = backend.sample_of(model)
     if sample is not None and sample.usual(model.size):
         st.caption(glossary.OPEN_NUMBERS)
 

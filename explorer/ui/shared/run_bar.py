@@ -19,7 +19,7 @@ from explorer.ui.components import job_news
 from explorer.ui.session import page_job
 from explorer.ui.session.page_job import PageJob, Take
 from explorer.ui.session.values import whole
-from explorer.ui.shared.elements import escape, on_primary
+from explorer.ui.shared.elements import escape, horizontal, on_primary
 
 RUN_WIDTH = 140
 LOOK_EVERY_S = 1.0
@@ -60,7 +60,7 @@ def _bar(life: PageJob, bar: RunBar) -> None:
         _start(life, bar)
     busy = life.id is not None
     off = busy or not bar.ready
-    with st.container(horizontal=True, gap="small", vertical_alignment="center", key=f"{bar.key}run_row"):
+    with horizontal(f"{bar.key}run_row"):
         st.button(
             on_primary(bar.label, disabled=off),
             type="primary",
@@ -98,7 +98,7 @@ def _watch(life: PageJob, bar: RunBar) -> None:
         st.rerun()
     share = job.progress.done / job.progress.total if job.progress.total else 0.0
     key = f"{bar.key}cancel"
-    with st.container(horizontal=True, gap="small", vertical_alignment="center", key=f"{key}_row"):
+    with horizontal(f"{key}_row"):
         with st.container(width="stretch"):
             st.progress(min(share, 1.0), text=f"{in_words(life, job)}, {job.elapsed_s:.0f} s")
         st.button(

@@ -19,7 +19,7 @@ from explorer.ui.session import backend
 from explorer.ui.session.values import go_to, once_a_press, session_value
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
-from explorer.ui.shared.elements import escape, small_text
+from explorer.ui.shared.elements import escape, horizontal, small_text
 from explorer.view.drawing.units import mib
 from explorer.view.text.tour import NOTHING_RAN, OFFER, ON_GPT, STEPS, TourStep
 
@@ -224,7 +224,7 @@ def _question(tour: Tour, on_page: OnPage) -> None:
 
 def _challenges(on_page: OnPage, choose_model: Callable[[ModelRef], None]) -> None:
     for challenge in CHALLENGES.values():
-        with st.container(horizontal=True, gap="small", vertical_alignment="center", key=f"task_{challenge.name}"):
+        with horizontal(f"task_{challenge.name}"):
             st.markdown(f"**{challenge.task}**", width="stretch")
             if on_page.is_pipeline or on_page.model != challenge.model:
                 open_it = partial(_open, challenge.model, on_page, choose_model)
