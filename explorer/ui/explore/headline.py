@@ -30,15 +30,15 @@ from explorer.view.compare.before_run import (
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.units import NOT_MEASURED, mib
 from explorer.view.text import explore as glossary
-from explorer.view.text.explore import Answer, Headline
+from explorer.view.text.explore import Headline, PageAnswer
 from explorer.view.text.plan import in_words
 from explorer.view.text.runs import what_failed
 
 OPENED = "opened run"
 RECORDED = ("recorded",)
 FOLLOWS = {
-    Answer("none"): {"flop_ratio": "follows", "time_ratio": "follows"},
-    Answer("measured", "part of the baseline"): {"time_ratio": "being timed"},
+    PageAnswer("none"): {"flop_ratio": "follows", "time_ratio": "follows"},
+    PageAnswer("measured", "part of the baseline"): {"time_ratio": "being timed"},
 }
 """Text in the place of a figure that the run under way brings, by answer and figure."""
 INSTEAD = {"recorded": "record again", "predicted": "nothing runs"}
@@ -103,7 +103,7 @@ def freshness_line(view: View, sentence: str) -> str:
     if view.baseline_policy is not None and answer.source != "recorded":
         against = glossary.FITTED if view.did_not_fit else glossary.OPENED
         return f"{against} {escape(in_words(view.baseline_policy))}. {line}"
-    if answer == Answer("measured") and not sentence:
+    if answer == PageAnswer("measured") and not sentence:
         created, one_module = runs().created(view.baseline_key), view.graph is not None and len(view.graph.blocks) == 1
         stored = "" if created is None else f"Stored {glossary.ago(time.time() - created)}."
         return f"{line} {'' if one_module else glossary.CHOOSE} {stored}"
@@ -126,7 +126,7 @@ def figures(view: View, drawn: Drawn) -> tuple[Headline, ...]:
             measured = headlines_of_part(comparison, goes_on=view.is_running)
         return tuple(_chosen(headline, drawn) for headline in measured)
     before_run = _drawn(view.baseline or view.charted, drawn, INSTEAD.get(view.answer.source))
-    if view.graph is None and view.answer == Answer("none"):  # Run has nothing to run
+    if view.graph is None and view.answer == PageAnswer("none"):  # Run has nothing to run
         return tuple(replace(figure, delta=figure.delta.replace(PRESS, "")) for figure in before_run)
     return before_run
 

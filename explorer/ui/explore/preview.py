@@ -18,7 +18,7 @@ from explorer.ui.session import window
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import results_height
 from explorer.view.graph.geometry import layout
-from explorer.view.text.explore import ANSWERS, Answer
+from explorer.view.text.explore import ANSWERS, PageAnswer
 from explorer.view.text.plan import SLIDER
 
 
@@ -29,7 +29,7 @@ def preview(query: Mapping[str, str], cookies: Mapping[str, str]) -> dict[str, o
     """
     state, _ = work.first_state(query)
     view, policy, visitor = view_of(state), state.draft.spec.policy, window.of_cookie(cookies)
-    if view.graph is None or policy.units or view.answer not in (Answer("another machine"), Answer("measured")):
+    if view.graph is None or policy.units or view.answer not in (PageAnswer("another machine"), PageAnswer("measured")):
         return None
     marks = drafts.marks_of(state.draft, view.graph)
     drawing = layout(view.graph, marks.open)

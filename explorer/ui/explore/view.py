@@ -34,7 +34,7 @@ from explorer.ui.shared.draft import with_units
 from explorer.view.compare.front import CostWord
 from explorer.view.drawing.figure import Cursor
 from explorer.view.drawing.units import MINUS, mib, percent
-from explorer.view.text.explore import Answer
+from explorer.view.text.explore import PageAnswer
 from explorer.view.text.runs import did_not_fit
 
 
@@ -101,32 +101,32 @@ class View:
         return name if name.endswith("(imaginary)") else ""
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> PageAnswer:
         """What the figures are. Nothing else decides it."""
         pair, run = self.comparison, self.baseline
         if pair is not None and self.predicted:
-            return Answer("predicted", "both runs", is_current=not self.stale)
+            return PageAnswer("predicted", "both runs", is_current=not self.stale)
         if pair is not None and self.stale:
-            return Answer("measured", "both runs", is_current=False)
+            return PageAnswer("measured", "both runs", is_current=False)
         if pair is not None and self.is_part and pair.comparable:
-            return Answer("measured", "part of both runs", failed=not self.is_running)
+            return PageAnswer("measured", "part of both runs", failed=not self.is_running)
         if pair is not None:
-            return Answer("measured", "both runs", failed=not pair.comparable)
+            return PageAnswer("measured", "both runs", failed=not pair.comparable)
         if run is None:
-            return Answer("none")
+            return PageAnswer("none")
         if self.stand_in is not None:
-            return Answer("another machine")
+            return PageAnswer("another machine")
         if self.being_timed and run.times is None:
-            return Answer("measured", "part of the baseline")
+            return PageAnswer("measured", "part of the baseline")
         if self.predicted:
-            return Answer("predicted", is_current=not self.other_options)
+            return PageAnswer("predicted", is_current=not self.other_options)
         if run.spec.model.is_recorded or run.spec.ranks is not None:
-            return Answer("recorded")
+            return PageAnswer("recorded")
         if self.other_options:
-            return Answer("measured", is_current=False)
+            return PageAnswer("measured", is_current=False)
         if run.spec.policy.units and run.complete:
-            return Answer("measured", "opened run")
-        return Answer("measured", failed=not run.complete)
+            return PageAnswer("measured", "opened run")
+        return PageAnswer("measured", failed=not run.complete)
 
 
 def view_of(state: ExploreState) -> View:

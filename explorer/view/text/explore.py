@@ -198,14 +198,14 @@ CHOOSE = "Choose blocks, then press **Run**."
 
 Source = Literal["none", "another machine", "recorded", "predicted", "measured"]
 """Where the runs that are drawn come from. Recorded: in a script, or on ranks that the page does not start."""
-Drawn = Literal["baseline", "part of the baseline", "opened run", "both runs", "part of both runs"]
+Subject = Literal["baseline", "part of the baseline", "opened run", "both runs", "part of both runs"]
 
 
-class Answer(NamedTuple):
+class PageAnswer(NamedTuple):
     """What the figures of the page are. `View.answer` decides it, and ANSWERS has its sentences."""
 
     source: Source
-    of: Drawn = "baseline"
+    of: Subject = "baseline"
     is_current: bool = True
     """Whether the figures are about the drawn policy and options."""
     failed: bool = False
@@ -222,52 +222,52 @@ EARLIER = ":blue-badge[:material/history: {where}]"
 PRESS_RUN = f"{PREDICTED} {{figures}} Press **Run** to measure it."
 SO_FAR = ":green-badge[:material/check: measured so far]"
 ANSWERS = {
-    Answer("none"): [f"{ABOUT} Nothing was measured yet."],
-    Answer("another machine"): [
+    PageAnswer("none"): [f"{ABOUT} Nothing was measured yet."],
+    PageAnswer("another machine"): [
         f"{ABOUT} {EARLIER} Figures of this machine take its place as they come.",
         f"{{figures}} {EARLIER}",
     ],
-    Answer("recorded"): [":blue-badge[:material/sensors: recorded] One step of {where}"],
-    Answer("predicted"): [
+    PageAnswer("recorded"): [":blue-badge[:material/sensors: recorded] One step of {where}"],
+    PageAnswer("predicted"): [
         f"{PREDICTED} Nothing is allocated, nothing runs: every figure is predicted. "
         "Choose blocks, then press **Predict**."
     ],
-    Answer("predicted", is_current=False): [
+    PageAnswer("predicted", is_current=False): [
         ":orange-badge[:material/history: for other options] Predicted before the options were changed; it is played "
         "again."
     ],
-    Answer("predicted", "both runs"): [
+    PageAnswer("predicted", "both runs"): [
         f"{PREDICTED} Played without data: everything kept, and this policy.",
         f"{PREDICTED} {{figures}} Nothing ran.",
     ],
-    Answer("predicted", "both runs", is_current=False): [
+    PageAnswer("predicted", "both runs", is_current=False): [
         ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "
         "Press **Predict** to play it."
     ],
-    Answer("measured"): [":gray-badge[:material/straighten: baseline] Measured with everything kept.", PRESS_RUN],
-    Answer("measured", failed=True): [
+    PageAnswer("measured"): [":gray-badge[:material/straighten: baseline] Measured with everything kept.", PRESS_RUN],
+    PageAnswer("measured", failed=True): [
         ":red-badge[:material/error: failed] This run was cut short: its figures are of the part that ran."
     ],
-    Answer("measured", is_current=False): [
+    PageAnswer("measured", is_current=False): [
         ":orange-badge[:material/history: for other options] The baseline ran before the options were changed. "
         "Press **Run** to measure both runs with these."
     ],
-    Answer("measured", "part of the baseline"): [
+    PageAnswer("measured", "part of the baseline"): [
         ":gray-badge[:material/straighten: baseline] Recorded here with everything kept; its steps are being timed, "
         "and costs in time follow.",
         f"{PREDICTED} {{figures}} Steps are being timed.",
     ],
-    Answer("measured", "opened run"): ["", PRESS_RUN],
-    Answer("measured", "both runs"): [f"{MEASURED} Both runs kept everything.", f"{MEASURED} {{figures}}"],
-    Answer("measured", "both runs", failed=True): [
+    PageAnswer("measured", "opened run"): ["", PRESS_RUN],
+    PageAnswer("measured", "both runs"): [f"{MEASURED} Both runs kept everything.", f"{MEASURED} {{figures}}"],
+    PageAnswer("measured", "both runs", failed=True): [
         ":red-badge[:material/error: failed] A run was cut short: savings and equality are unknown. The {failure}."
     ],
-    Answer("measured", "both runs", is_current=False): [STALE, f"{{figures}} {STALE}"],
-    Answer("measured", "part of both runs"): [
+    PageAnswer("measured", "both runs", is_current=False): [STALE, f"{{figures}} {STALE}"],
+    PageAnswer("measured", "part of both runs"): [
         f"{SO_FAR} Bytes first, then gradients, then times.",
         f"{SO_FAR} {{figures}}",
     ],
-    Answer("measured", "part of both runs", failed=True): [
+    PageAnswer("measured", "part of both runs", failed=True): [
         ":gray-badge[:material/block: cut short] The run ended before everything was measured."
     ],
 }

@@ -26,7 +26,7 @@ from explorer.ui.explore.desk import BrowserMarks, answer_to
 from explorer.ui.explore.view import View, view_of
 from explorer.ui.explore.work import EarlierRun
 from explorer.ui.session import repository
-from explorer.view.text.explore import ANSWERS, Answer
+from explorer.view.text.explore import ANSWERS, PageAnswer
 from tests import graphs
 from tests.ui.fake_worker import FakeJob, FakeWorker
 from tests.ui.page_driver import (
@@ -173,27 +173,30 @@ def then(state: Callable[[App, FakeWorker], AppTest], app: App, worker: FakeWork
 
 
 BOTH, PART = "both runs", "part of both runs"
-STATES: dict[str, tuple[Answer, Callable[[App, FakeWorker], AppTest]]] = {
-    "nothing ran": (Answer("none"), nothing),
-    "baseline": (Answer("measured"), lambda app, worker: app()),
-    "opened baseline": (Answer("measured", "opened run"), partial(opened, graphs.measured(GRAPH, SPEC))),
-    "failed baseline": (Answer("measured", failed=True), partial(opened, replace(RUN, failure=FAILURE))),
-    "recorded": (Answer("recorded"), partial(opened, RECORDED)),
-    "measured": (Answer("measured", BOTH), ran),
-    "measured, then another": (Answer("measured", BOTH), ran_twice),
-    "measured, stale": (Answer("measured", BOTH, is_current=False), partial(then, ran)),
-    "failed": (Answer("measured", BOTH, failed=True), cut_short),
-    "failed, stale": (Answer("measured", BOTH, is_current=False), partial(then, cut_short)),
-    "goes on": (Answer("measured", PART), goes_on),
-    "goes on, stale": (Answer("measured", BOTH, is_current=False), partial(then, goes_on)),
-    "cancelled": (Answer("measured", PART, failed=True), cancelled),
-    "predicted": (Answer("predicted"), predicted),
-    "predicted, other options": (Answer("predicted", is_current=False), predicted_before),
-    "predicted policy": (Answer("predicted", BOTH), played),
-    "predicted, stale": (Answer("predicted", BOTH, is_current=False), partial(then, played)),
-    "other options": (Answer("measured", is_current=False), other_options),
+STATES: dict[str, tuple[PageAnswer, Callable[[App, FakeWorker], AppTest]]] = {
+    "nothing ran": (PageAnswer("none"), nothing),
+    "baseline": (PageAnswer("measured"), lambda app, worker: app()),
+    "opened baseline": (PageAnswer("measured", "opened run"), partial(opened, graphs.measured(GRAPH, SPEC))),
+    "failed baseline": (PageAnswer("measured", failed=True), partial(opened, replace(RUN, failure=FAILURE))),
+    "recorded": (PageAnswer("recorded"), partial(opened, RECORDED)),
+    "measured": (PageAnswer("measured", BOTH), ran),
+    "measured, then another": (PageAnswer("measured", BOTH), ran_twice),
+    "measured, stale": (PageAnswer("measured", BOTH, is_current=False), partial(then, ran)),
+    "failed": (PageAnswer("measured", BOTH, failed=True), cut_short),
+    "failed, stale": (PageAnswer("measured", BOTH, is_current=False), partial(then, cut_short)),
+    "goes on": (PageAnswer("measured", PART), goes_on),
+    "goes on, stale": (PageAnswer("measured", BOTH, is_current=False), partial(then, goes_on)),
+    "cancelled": (PageAnswer("measured", PART, failed=True), cancelled),
+    "predicted": (PageAnswer("predicted"), predicted),
+    "predicted, other options": (PageAnswer("predicted", is_current=False), predicted_before),
+    "predicted policy": (PageAnswer("predicted", BOTH), played),
+    "predicted, stale": (PageAnswer("predicted", BOTH, is_current=False), partial(then, played)),
+    "other options": (PageAnswer("measured", is_current=False), other_options),
 }
-OF_A_VISIT = {Answer("another machine"): None, Answer("measured", "part of the baseline"): RUN}  # the part there is
+OF_A_VISIT = {
+    PageAnswer("another machine"): None,
+    PageAnswer("measured", "part of the baseline"): RUN,
+}  # the part there is
 
 
 def test_every_answer_that_there_is_has_its_sentence_and_a_page_that_draws_it() -> None:
