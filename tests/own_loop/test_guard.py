@@ -30,6 +30,10 @@ Guard = Callable[..., GuardedStep]
 def test_figures_of_a_step_are_asserted_in_words(guard: Guard) -> None:
     step = guard(NET, policy="*.1")
     step.peak_below("1 MiB")
+    peak = step._lock.step.peak_bytes
+    step.peak_below(peak + 1)
+    with pytest.raises(AssertionError, match="not below"):
+        step.peak_below(peak)
     with pytest.raises(
         AssertionError, match=r"peak is 8\d\.\d KiB, not below 64.0 KiB. In recompute it holds optimizer"
     ):

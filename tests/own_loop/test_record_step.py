@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import grad
@@ -29,6 +30,9 @@ from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import why_not_predicted
 from explorer.record import Comparison, Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import from_msgpack
+from explorer.record.measurement import AllocatorPeaks
+from tests.graphs import with_costs
+from tests.view.builders import measured
 
 WIDTH, BATCH = 64, 256
 
@@ -482,3 +486,22 @@ def test_where_the_compiler_is_switched_off_a_step_has_its_blocks(how: str) -> N
     assert not run.measurement.ran_compiled and run.measurement.ran_as_written
     assert "torch.compile was off in this step" in str(run)
     assert run.plan("90%").policy.units
+
+
+def test_a_log_has_the_steady_reserved_bytes_and_counts_a_block_with_its_inside_once() -> None:
+    run = with_costs(with_costs(measured(), n_recompute=0), "layers.1", "layers.1.inner", "layers.2", n_recompute=1)
+    for steady, reserved in ((5, 5), (None, 7)):
+        peaks = AllocatorPeaks(reserved_peak_bytes=7, steady_reserved_peak_bytes=steady)
+        scalars = RecordedRun(replace(run, peaks=peaks)).scalars()
+        assert (scalars["memory/reserved_bytes"], scalars["recompute/blocks"]) == (reserved, 2)
+
+
+def test_a_step_is_recorded_once_and_the_first_record_stays() -> None:
+    loop = Loop()
+    step = explorer.record_step(loop.model, loop.optimizer)
+    with step:
+        loop.step()
+    first = step.measurement
+    with pytest.warns(UserWarning, match="recorded in it already"), step:
+        loop.step()
+    assert step.measurement is first

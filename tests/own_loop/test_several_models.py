@@ -11,7 +11,7 @@ from torch import nn
 import explorer
 from explorer.errors import BadInput
 from explorer.own_loop.script import ScriptUnderWatch
-from explorer.own_loop.turns import MOST_TURNS, Turns
+from explorer.own_loop.turns import Turns
 from explorer.record import ROLES, Measurement
 
 WIDTH, BATCH = 64, 512
@@ -184,8 +184,12 @@ def test_a_step_of_several_optimizers_ends_when_all_have_stepped() -> None:
     same = torch.optim.SGD(a.param_groups[0]["params"], 0.1)
     assert Turns([same, a]).ends_step(a), "a leftover over the same parameters"
     leftover = Turns([a, c])
-    assert [leftover.ends_step(a) for _ in range(MOST_TURNS + 3)].index(True) == MOST_TURNS
+    assert [leftover.ends_step(a) for _ in range(9)].index(True) == 6, "a critic takes five"
     assert leftover.ends_step(a)
+    assert leftover.ends_step(c) is False and leftover.ends_step(a), "it is awaited again from its next step on"
+    assert not leftover.ends_step(a) and leftover.ends_step(c)
+    pair = Turns([a, b])
+    assert [pair.ends_step(one) for one in (a, b) * 9] == [False, True] * 9, "turns are counted step by step"
 
 
 def test_names_and_things_that_are_no_models_are_refused() -> None:

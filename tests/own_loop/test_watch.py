@@ -22,6 +22,9 @@ from explorer.engine.policy.several_models import models_of
 from explorer.errors import BadInput, OutOfMemory
 from explorer.jobs.run_file import read
 from explorer.own_loop.script import ScriptUnderWatch
+from explorer.own_loop.watch import StopAfterRecord, Watch
+from explorer.own_loop.watch_request import WatchRequest
+from explorer.plan.sizes import mib
 from explorer.record import Measurement
 from explorer.record.base import from_msgpack
 from tests.own_loop.test_record_step import Loop, carried
@@ -154,6 +157,30 @@ def test_a_recorded_step_that_is_refused_is_written_with_its_timeline(tmp_path: 
     notes = caught.value.__cause__.__notes__ if caught.value.__cause__ else caught.value.__notes__
     assert str(path) in notes[0]
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_refusal_is_held_against_the_largest_step_and_written_once(tmp_path: Path) -> None:
+    loop, path = Loop(), tmp_path / "oom.explorer"
+    with explorer.watch(loop.model, loop.optimizer, at=(1, 2), on_oom=path) as watch:
+        loop.step()
+        loop.x, loop.y = loop.x[:8], loop.y[:8]
+        loop.step()
+        peaks = [watch.runs[number].measurement.step_peak_bytes or 0 for number in (1, 2)]
+        assert watch.refused(OutOfMemory("first")) == path
+        written = path.read_bytes()
+        assert watch.refused(OutOfMemory("second")) is None and path.read_bytes() == written
+    run = opened(path)
+    assert peaks[0] > peaks[1] and run.failure is not None
+    assert f"an earlier step held {mib(peaks[0])}" in run.failure.hint
+
+
+def test_a_training_ends_with_the_last_step_that_was_asked_for() -> None:
+    loop = Loop()
+    with Watch(loop.model, loop.optimizer, WatchRequest(at=(1, 2), stop=True), "loop") as watch:
+        loop.step()
+        with pytest.raises(StopAfterRecord):
+            loop.step()
+    assert list(watch.runs) == [1, 2]
 
 
 def test_without_a_library_to_plan_with_it_is_written_all_the_same(

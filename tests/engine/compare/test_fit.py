@@ -6,9 +6,12 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from explorer.engine.bench.measure import measure, measure_without_data
+from explorer.engine.compare import fit as player
+from explorer.engine.compare import fit_judge
 from explorer.engine.compare.fit import Player, fit
 from explorer.engine.compare.fit_judge import Judge, SpecBaseline
 from explorer.errors import BadInput
@@ -286,6 +289,55 @@ def test_a_step_too_large_for_this_machine_is_played_and_not_judged(tmp_path: Pa
     assert result.rows and result.judged_on is None
     assert {row.judgement.effect for row in result.rows} == {"not judged"}
     assert all("No size of the model" in row.judgement.reason for row in result.rows)
+
+
+@pytest.mark.parametrize(("flops", "free_bytes", "runs_here"), [
+    (5e9, 801, True), (5e9 + 1, 801, False), (None, 801, False), (1, 800, False), (1, None, True),
+])  # fmt: skip
+def test_a_step_is_judged_where_few_flops_and_room_for_eight_of_it_are_there(
+    monkeypatch: pytest.MonkeyPatch, flops: int | None, free_bytes: int | None, *, runs_here: bool
+) -> None:
+    monkeypatch.setattr(player, "available_bytes", lambda: free_bytes)
+    step = PlayedStep(spec=spec_of("mlp"), step_peak_bytes=100, total_flops=flops)
+    assert player._runs_here(step) is runs_here
+
+
+def test_smaller_models_are_tried_from_the_default_size_down() -> None:
+    few = {"batch": 2, "length": 32}
+    large = ModelRef(target="sample_models/gpt.py", size="gpu", arguments={"n_layers": 3})
+    assert [(one.size, one.arguments) for one in player._smaller(large)] == [("small", {}), ("small", few)]
+    assert [one.arguments for one in player._smaller(replace(large, size="small", arguments={}))] == [few]
+    vision = ModelRef(target="sample_models/resnet.py", size="small", arguments={"width": 8})
+    assert [one.arguments for one in player._smaller(vision)] == [{}, {"batch": 2}], "it has no length"
+    kept = {"hidden_size": 32, levers.ATTENTION: "eager"}
+    named = ModelRef(target="hf:LlamaConfig", arguments=kept)
+    assert [one.arguments for one in player._smaller(named)] == [
+        {levers.ATTENTION: "eager"}, {levers.ATTENTION: "eager", **few}, {**kept, **few},
+        {**kept, **few, "num_hidden_layers": 2},
+    ]  # fmt: skip
+
+
+def test_what_the_judged_model_does_not_have_is_left_out_and_told() -> None:
+    judge, spec = Judge(spec_of("mlp"), silent), spec_of("mlp")
+
+    def judged(key: str, *blocks: str) -> Judgement:
+        policy = Policy.recompute(blocks)
+        step = PlayedStep(spec=replace(spec, policy=policy), step_peak_bytes=1)
+        return judge.judged(LeverRow(levers=(key,), step=step)).judgement
+
+    both, none, freeze = judged(levers.RECOMPUTE, "1", "9"), judged(levers.RECOMPUTE, "9"), judged("freeze")
+    assert (both.effect, both.reason) == ("bitwise", "The judged model has 1 of the 2 units that are recomputed.")
+    assert (none.effect, none.reason) == ("not judged", "The judged model has 0 of the 1 units that are recomputed.")
+    assert (freeze.effect, freeze.reason) == ("different", "Other parameters are trained.")
+    assert judged("attention") == Judgement(reason="The judged model has nothing that the lever changes.")
+
+
+def test_a_batch_in_float64_stays_and_any_other_gets_the_type_of_the_step() -> None:
+    like = torch.zeros(1, dtype=torch.bfloat16)
+    types = [torch.float64, torch.float32, torch.bfloat16]
+    found = [fit_judge._in_type_of(torch.zeros(1, dtype=dtype), like) for dtype in types]
+    assert [one.dtype for one in found if isinstance(one, torch.Tensor)] == [torch.float64, *[torch.bfloat16] * 2]
+    assert fit_judge._in_type_of("label", like) == "label" and fit_judge._in_type_of(like, None) is like
 
 
 def test_other_steps_are_refused_in_one_sentence() -> None:

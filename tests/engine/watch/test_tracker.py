@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from explorer.engine.bench.recording import record, tracker_of
@@ -113,6 +114,45 @@ def test_a_recompute_in_a_backward_that_nobody_announces_is_no_forward() -> None
             torch.autograd.grad(trainee.model(trainee.inputs).sum(), list(trainee.model.parameters()))
     assert {tracker.fqns[block] for phase, block in tracker.flops if phase == RECOMPUTE} == {"1.0"}
     assert [tracker.n_forward[tracker.fqns.index("1")], tracker.n_recompute[tracker.fqns.index("1")]] == [1, 1]
+
+
+class OwnCheckpoint(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        run: Callable[..., torch.Tensor] = checkpoint
+        return run(self.layer, x.sin(), use_reentrant=False)
+
+
+def reruns(watching: Tracker) -> list[tuple[str, str]]:
+    """The unit that runs again, and the innermost block, at each change inside a recompute."""
+    rows = zip(watching.scenes[1::4], watching.scenes[2::4], watching.scenes[3::4])
+    return [(watching.fqns[rerun], watching.fqns[block]) for phase, rerun, block in rows if phase == RECOMPUTE]
+
+
+def test_all_of_a_models_own_rerun_belongs_to_its_outermost_block() -> None:
+    model = OwnCheckpoint()
+    with Tracker(model, torch.device("cpu")) as watching:
+        watching.on_phase("forward")
+        loss = model(torch.ones(2, 4, requires_grad=True)).sum()
+        watching.on_phase("backward")
+        loss.backward()
+    found = reruns(watching)
+    assert {rerun for rerun, _ in found} == {"layer"}
+    assert {block for _, block in found} == {"layer", "layer.0", "layer.0.0", "layer.1"}
+    counts = dict(zip(watching.fqns, zip(watching.n_forward, watching.n_recompute)))
+    assert counts == {"": (1, 0), **dict.fromkeys(("layer", "layer.0", "layer.0.0", "layer.1"), (1, 1))}
+
+
+def test_a_rerun_inside_another_belongs_to_the_inner_unit() -> None:
+    """As second order does it."""
+    with Tracker(OwnCheckpoint(), torch.device("cpu")) as watching:
+        watching.on_phase("backward")
+        for fqn, begins in (("layer", True), ("layer.0", True), ("layer.0", False), ("layer", False)):
+            watching.scopes._rerun(fqn, begins)
+    assert [rerun for rerun, _ in reruns(watching)][:2] == ["layer", "layer.0"]
 
 
 def test_a_border_lies_in_five_microseconds_of_quiet_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
