@@ -14,17 +14,20 @@ from explorer.plan.planners.candidates import (
     MOST_SEGMENTS,
     MOST_STRETCHES,
     _in_error,
+    candidates_of,
     offered_units,
     preset_units,
+    units_near,
     units_that_keep_results,
 )
 from explorer.plan.predict.calls import SavedByCall
 from explorer.plan.predict.replay import Replay
 from explorer.record import Measurement
 from explorer.record.graph import ModelGraph
-from explorer.record.policy import Unit
+from explorer.record.policy import Policy, Unit
 from tests.graphs import block, changed, graph_of, with_costs
 from tests.plan.planners.samples import graph_and_run, planner
+from tests.plan.predict import test_offloaded as offloaded
 
 
 def _chain(n: int, *, inner: int = 0) -> ModelGraph:
@@ -110,6 +113,26 @@ def test_a_block_that_writes_into_its_input_forbids_the_segments_that_begin_with
     graph = changed(_chain(5), h__2={"traits": ("changes_inputs",)})
     units = offered_units(graph, every_stretch=True)
     assert _in_error(graph, units) == {unit for unit in units if unit[0] == "h.2"}
+
+
+def test_an_offloaded_unit_costs_the_time_of_its_copies_both_ways() -> None:
+    """Block a moves 90 bytes, b 50, at a byte a millisecond."""
+    run = offloaded.step(offloaded.ROWS)
+    replay = Replay.of(run, offloaded.GRAPH)
+    assert replay is not None
+    chosen = candidates_of(run, offloaded.GRAPH, replay, [offloaded.A, offloaded.B], 1e3)
+    assert (chosen.cost_unit, [one.cost for one in chosen.units]) == ("ms", [2 * 90, 2 * 50])
+
+
+def test_segments_near_a_plan_have_ends_up_to_three_blocks_away() -> None:
+    """Of three segments, of their neighbours as one, and of two equal ones in their place: some 400."""
+    blocks = [f"h.{i}" for i in range(32)]
+    units = tuple(Unit(blocks=tuple(blocks[first:end])) for first, end in ((0, 4), (4, 12), (12, 16)))
+    borders = [(0, 4), (4, 12), (12, 16), (0, 12), (4, 16), (0, 16), (0, 8), (8, 16)]
+    near = range(-3, 4)
+    expected = {tuple(blocks[max(first + i, 0) : end + j]) for first, end in borders for i in near for j in near}
+    found = {unit.blocks for unit in units_near(_chain(32), Policy(units=units))}
+    assert found == {blocks for blocks in expected if len(blocks) > 1}
 
 
 PRODUCTS = ("aten.addmm.default", "aten.bmm.default")
