@@ -136,20 +136,20 @@ def answer_preview(request: Request) -> Response:
 
 
 async def answer_click(request: Request) -> Response:
-    """What a click on the Explore page changes, as JSON; no content if the page now stands on other marks."""
-    from explorer.ui.explore.desk import BrowserMarks, answer_to
+    """What a click or press on the Explore page changes, as JSON; no content if the page is gone."""
+    from explorer.ui.explore.desk import AnswerRequest, answer_to
 
     n_bytes = int(request.headers.get("content-length", 0))
     if request.method != "POST" or not 0 < n_bytes <= MOST_BYTES:
         text = f"A question about a click is a POST of at most {MOST_BYTES:,} bytes; reload the page."
         return PlainTextResponse(text, status_code=400)
     try:
-        marks = from_json(await request.body(), BrowserMarks)
+        question = from_json(await request.body(), AnswerRequest)
     except ExplorerError as error:
         return PlainTextResponse(
             f"The question about a click cannot be read: {error} Reload the page.", status_code=400
         )
-    answer = await asyncio.to_thread(answer_to, marks)
+    answer = await asyncio.to_thread(answer_to, question)
     return Response(to_json(answer), media_type="application/json") if answer is not None else Response(status_code=204)
 
 

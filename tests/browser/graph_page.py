@@ -21,18 +21,26 @@ graph = MADE[kind]() if kind in MADE else graphs.gpt(n, n_inner=5)
 S = st.session_state
 if "state" not in S:
     S.state = bg.GraphMarks(open=list(nest(graph) if kind == "wide" else default_open(graph)))
+    S.on = []
+
+
+def take(*, until_press: bool = False) -> None:
+    for step in bg.new_steps(S.state, S.get("graph"), until_press=until_press):
+        if step.kind == "on":
+            S.on = bg.flipped(S.on, step.ids)
+        bg.look(S.state, step)
 
 
 def preset() -> None:
-    bg.adopt_marks(S.state, S.get("graph"), until_press=True)
-    bg.replace_marks(S.state, [f"blocks.{i}" for i in range(0, n, 2)])
+    take(until_press=True)
+    S.on = [f"blocks.{i}" for i in range(0, n, 2)]
 
 
 @st.fragment
 def panel() -> None:
-    bg.adopt_marks(S.state, S.get("graph"))
+    take()
     st.button("Every second", key="preset", on_click=preset)
-    on = set(S.state.on)
+    on = set(S.on)
     labels = {
         block.fqn: Label(
             bytes=f"{block.saved_bytes / 2**20:.1f}{' → 0.5' if block.fqn in on else ''} MiB",
@@ -44,8 +52,8 @@ def panel() -> None:
     }
     paint = bg.Paint(height=600, labels=labels)
     drawing = layout(graph, S.state.open, cuts=kind == "unet")
-    bg.block_graph(drawing, S.state, paint, key="graph")
-    st.text("confirmed: " + (" ".join(sorted(S.state.on)) or "none"))
+    bg.block_graph(drawing, S.state, paint, {"on": S.on}, key="graph")
+    st.text("confirmed: " + (" ".join(sorted(on)) or "none"))
     st.text("cuts: " + " ".join(sorted(S.state.cuts)) + " selected: " + S.state.selected)
 
 

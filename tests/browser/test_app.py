@@ -92,8 +92,12 @@ DRAWN = """() => {
     return [texts(".figure"), texts(".row .line"), seen, dangers]
 }"""
 """Figures, labels and sentence, as a reader sees them."""
+IS_NEW = f"before => JSON.stringify(({DRAWN})()) !== JSON.stringify(before)"
 LINES = """() => [...document.querySelectorAll('.st-key-first .desk-line path[stroke-dasharray]')]
     .filter((path) => path.checkVisibility()).length"""
+
+
+PRESSES = [[("button", "Presets"), ("menuitem", "Every second:")], [("button", "Undo")], [("button", "Redo")], []]
 
 
 def test_a_click_is_answered_before_streamlit_is_told_and_the_rerun_agrees(explore: Page) -> None:
@@ -103,23 +107,31 @@ def test_a_click_is_answered_before_streamlit_is_told_and_the_rerun_agrees(explo
     for block, count in (("head", "0 of 4 blocks and 1 more"), ("layers", "4 of 4 blocks and 1 more")):
         page.evaluate(REST_LONG)
         settled(page).locator(f'[data-id="{block}"]').click()
+        told = page.url
         confirm_marks(page, count)
-        assert undo.count() == (block == "layers"), "Streamlit has drawn nothing yet"
+        undo.wait_for()
         answered = page.evaluate(DRAWN)
+        assert page.url == told, "Streamlit knows nothing yet"
         is_predicted = "≈" in tops.first.inner_text()  # another test of this app may have run the policy
         assert page.evaluate(LINES) == is_predicted, "the line of the policy before is hidden"
         tops.first.click()  # a press outside tells it
-        undo.wait_for()
+        page.wait_for_function("told => location.href !== told", arg=told)
         assert settled(page).evaluate(DRAWN) == answered
         assert page.evaluate(LINES) == is_predicted
-    before = page.evaluate(DRAWN)
-    page.evaluate("""() => {
-        const host = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".graph"))
-        host.shadowRoot.querySelector('[data-id="head"]').click()
-        setTimeout(() => document.querySelector(".st-key-undo button").click(), 30)
-    }""")
-    page.get_by_role("button", name="Redo").wait_for()
-    assert settled(page).evaluate(DRAWN) == before, "what the route drew in between is drawn over"
+    page.evaluate(REST_LONG)
+    for buttons in PRESSES:
+        before, told = page.evaluate(DRAWN), page.url
+        for role, name in buttons:
+            page.get_by_role(role, name=name).click()  # type: ignore[arg-type]
+        if not buttons:
+            page.get_by_label("Search blocks").fill("layers.*")
+            page.keyboard.press("Enter")
+        page.wait_for_function(IS_NEW, arg=before)
+        answered = page.evaluate(DRAWN)
+        assert page.url == told, "Streamlit knows nothing yet"
+        tops.first.click()
+        page.wait_for_function("told => location.href !== told", arg=told)
+        assert settled(page).evaluate(DRAWN) == answered
     page.reload()
 
 

@@ -62,7 +62,7 @@ def new_app(tmp_path: Path) -> Iterator[Served]:
     app.process.wait(timeout=START_S)
 
 
-MOST_CONTROLS = 35
+MOST_CONTROLS = 36  # Redo, too: early clicks were taken back
 LEAST_PLOT, MOST_ABOVE = 400, 120
 """Pixels of height of the timeline's plot, and of all that stands above it in its column, at 1440 x 900."""
 
@@ -125,6 +125,12 @@ def test_a_first_visit_answers_before_the_worker_and_its_path_ends_with_a_policy
     page.unroute("**/PlotlyChart.*")
     assert drawn == pytest.approx(page.evaluate(PLOT), abs=2), "Plotly's chart covers its sketch"
     page.get_by_text("starting").first.wait_for()
+    undo, redo = (page.get_by_role("button", name=name) for name in ("Undo", "Redo"))
+    for count in ("12 of 12 blocks", "0 of 12 blocks"):  # each early click was kept, once, in its order
+        undo.click()
+        confirm_marks(page, count)
+    undo.wait_for(state="hidden")
+    assert redo.is_visible()
     has_few_controls_and_a_large_chart(page)
     path = guided(page, tmp_path / "policy.yaml")
     texts = [next(path) for _ in range(3)]

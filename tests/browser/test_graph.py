@@ -115,7 +115,7 @@ OVERTAKEN = """async ([source, data]) => {
     const parentElement = document.body.appendChild(document.createElement("div"))
     parentElement.innerHTML = '<div class="graph"></div>'
     const sent = []
-    const setStateValue = (_, { seq, on }) => sent.push([seq, ...on])
+    const setStateValue = (_, { list }) => sent.push(list.map(({ n, ids }) => [n, ...ids]))
     const call = () => answer({ data: [data], parentElement, setStateValue })
     const end = call()
     for (const id of ["embedding", "head"]) {
@@ -134,7 +134,8 @@ def test_a_call_that_was_overtaken_takes_no_clicks_with_it(page: Page) -> None:
     page.goto("data:text/html,")
     graph = graphs.gpt(3)
     data = payload(layout(graph, default_open(graph)), GraphMarks(), Paint(labels={}))
-    assert page.evaluate(OVERTAKEN, [browser.script(), data]) == [[[1, "embedding"], [2, "embedding", "head"]], 0]
+    told = [[[1, "embedding"]], [[1, "embedding"], [2, "head"]]]
+    assert page.evaluate(OVERTAKEN, [browser.script(), data]) == [told, 0]
 
 
 COLOURS = """name => {

@@ -1,5 +1,5 @@
 // Drives components/desk.js, the real one, with a clock and a route of its own, through random orders of what may happen.
-// Graph, slider and server are models of graph.js, live_slider.js and ui/components: marks with a base and a revision.
+// Graph and server are models of graph.js and of ui/shared/draft.py: a list of numbered steps, and who takes them over.
 import { readFileSync } from "node:fs"
 
 const [file, n_runs] = [process.argv[2], Number(process.argv[3])]
@@ -30,10 +30,11 @@ function world() {
   new Function("globalThis", ...Object.keys(fake), source)(home, ...Object.values(fake))
   const desk = home.explorerDesk
 
-  // The page: `known` is how many changes of the person it has taken over, `truth` what these make in their order.
-  const server = { on: new Set(), seq: 0, revision: 0, moved: 0, known: 0, was: new Map() }
-  let keys = { ...server, on: new Set() }
-  const truth = new Set()
+  // The page: `known` is how many policy steps it has taken over, `truth` what they and changes elsewhere make in order.
+  const state = () => ({ on: new Set(), past: [], future: [] })
+  const server = { ...state(), taken: 0, known: 0 }
+  let keys = copy(server)
+  const truth = state()
   const shown = { known: 0, on: new Set() }
 
   function show(known, on, who) {
@@ -42,93 +43,72 @@ function world() {
     Object.assign(shown, { known, on: new Set(on) })
   }
 
-  const v = { served: new Set(), pending: [], seq: 0, revision: 0, on: new Set(), press: null, n: 0 }
-  const marked = () => {
-    const on = new Set(v.served)
-    v.pending.forEach(({ flips }) => flip(on, flips))
-    return [...on]
+  let data = keys
+  const fresh = () => ({ served: new Set(), on: new Set(), isFirst: true, list: desk.listOf({ desk: "graph", taken: data.taken }) })
+  let v = fresh()
+  const isSure = () => v.list.steps.every(({ kind }) => ["on", "open"].includes(kind))
+  const flipped = (marks, last = 0) => {
+    const on = new Set(marks)
+    v.list.steps.forEach(({ n, kind, ids }) => kind === "on" && n > last && flip(on, ids))
+    return on
   }
-  const message = () => ({ seq: v.seq, base: v.revision, on: marked(), known: v.last ?? 0 })
   const tell = () => {
-    desk.isTold(v)
-    wire.push({ marks: { ...message(), press: v.press } })
+    desk.isTold()
+    wire.push({ list: [...v.list.steps], press: v.list.press })
   }
-  function answerTo(question) {
-    if (question.base !== keys.revision) return null
-    const on = new Set(question.place === undefined ? question.on : PLANS[question.place])
-    if (question.place !== undefined) flip(on, question.on)
-    const known = Math.max(keys.known, question.known)
-    return { on: [...on], cells: { known, on }, sentence: "", danger: "", line: null }
+  const act = (step) => {
+    v.list.steps.push({ n: ++v.list.n, known: events, ...step })
+    step.kind === "open" ? tell() : desk.changed(v.list.n, random(2) ? 1000 : undefined)
   }
-  const hooks = {
-    seq: () => v.seq,
-    marks: () => {
-      if (!desk.move) return { base: v.revision, on: marked(), known: v.last ?? 0 }
-      const on = new Set()
-      v.pending.forEach(({ seq, flips }) => seq > desk.move.seq && flip(on, flips))
-      return { base: v.revision, on: [...on], place: desk.move.place, known: Math.max(v.last ?? 0, desk.move.known) }
-    },
-    draw: (answer, last) => {
-      if (!desk.move) return
-      v.on = new Set(answer.on)
-      v.pending.forEach(({ seq, flips }) => seq > last && flip(v.on, flips))
-    },
+  function answerTo({ steps }) {
+    const then = copy(keys)
+    take(then, steps)
+    return { on: [...then.on], cells: { known: then.known, on: then.on }, sentence: "", danger: "", line: null }
   }
+  const makeHooks = () => ({
+    question: () => ({ steps: v.list.steps }),
+    tell,
+    draw: (answer, last) => (v.on = flipped(answer.on, last)),
+  })
+  let hooks = makeHooks()
   desk.strip = ({ known, on }) => show(known, on, "the route")
-  const slider = { tell: null }
 
-  function adopt(news) {
-    if (!news || news.seq <= server.seq) return
-    server.seq = news.seq
-    server.known = Math.max(server.known, news.known)
-    if (news.base === server.revision) return void (server.on = new Set(news.on))
-    const was = server.was.get(news.base)
-    const flips = [...new Set([...was, ...news.on])].filter((id) => was.has(id) !== news.on.includes(id))
-    for (const [revision, on] of server.was) if (revision >= news.base) flip(on, flips)
-    flip(server.on, flips)
-  }
-  function replace(on, known) {
-    server.was.set(server.revision++, new Set(server.on))
-    server.on = new Set(on)
-    server.known = Math.max(server.known, known)
+  function take(page, steps, last = Infinity) {
+    for (const { n, known, ...step } of steps) {
+      if (n <= page.taken || n > last) continue
+      decide(page, step)
+      page.taken = n
+      if (step.kind !== "open") page.known = Math.max(page.known, known)
+    }
   }
 
   const happen = {
     click() {
-      const id = "abcd"[random(4)]
-      slider.tell && desk.flush(slider) // a press outside the slider
-      flip(truth, [id])
-      events++
-      flip(v.on, [id])
-      v.last = events
-      v.pending.push({ seq: ++v.seq, flips: [id] })
-      desk.change(v, { seq: v.seq }, tell)
+      const step = { kind: "on", ids: ["abcd"[random(4)]] }
+      person(step)
+      flip(v.on, step.ids)
+      act(step)
+    },
+    choice() {
+      const step = [{ kind: "set", ids: PLANS[random(PLANS.length)] }, { kind: "undo" }, { kind: "redo" }][random(3)]
+      person(step)
+      act(step)
     },
     fold() {
-      v.pending.push({ seq: ++v.seq, flips: [] })
+      act({ kind: "open", ids: [] })
+    },
+    press() {
+      if (wire.some((item) => item.elsewhere)) return // rule 4 holds one press a rerun
+      if (!v.list.steps.length || v.list.press === v.list.n) return
+      v.list.press = v.list.n
       tell()
     },
-    move() {
-      happen.press(true)
-      const [place, n] = [random(PLANS.length), ++v.n]
-      truth.clear()
-      flip(truth, PLANS[place])
-      const known = ++events
-      const move = { place, n, known }
-      desk.change(slider, { moved: n, move: { ...move, seq: desk.clicked() } }, () => wire.push({ move }))
-      Object.assign(slider, { tell: true, held: random(2) === 1 })
-    },
-    press(inSlider) {
-      if (!inSlider) desk.flush(slider)
-      if (!v.pending.length || v.press?.seq === v.seq) return
-      v.press = message()
-      tell()
-    },
-    preset() {
+    elsewhere() {
+      if (wire.some((item) => item.elsewhere)) return // rule 4 holds one press a rerun
       happen.press()
-      truth.clear()
-      flip(truth, ["c"])
-      wire.push({ preset: ["c"], known: ++events })
+      const step = { kind: "set", ids: ["c"] }
+      decide(truth, step)
+      wire.push({ elsewhere: step })
     },
     tick() {
       now += 120
@@ -140,51 +120,58 @@ function world() {
       const answer = random(8) === 0 ? null : early === undefined ? answerTo(question) : early
       done({ status: answer ? 200 : 204, json: async () => answer })
       await new Promise(setImmediate)
-      const newest = Math.max(v.last ?? 0, desk.move?.known ?? 0)
-      if (answer && !fetches.length && shown.known < newest) throw Error(`change ${newest} was not asked`)
+      const newest = v.list.steps.findLast(({ kind }) => kind !== "open")?.known ?? 0
+      if (answer && !outdated && !fetches.length && shown.known < newest) throw Error(`change ${newest} was not asked`)
       if (answer && !outdated && shown.known < answer.cells.known) throw Error(`the answer to ${answer.cells.known} was not drawn`)
       check("an answer")
     },
     rerun() {
       const came = wire.splice(0, 1 + random(3))
-      const last = came.findLast((item) => item.marks)?.marks ?? server.last
-      server.last = last
-      for (const item of came) {
-        if (item.move && item.move.n > server.moved) {
-          server.moved = item.move.n
-          adopt(last?.press)
-          if (!same(PLANS[item.move.place], server.on)) replace(PLANS[item.move.place], item.move.known)
-          server.known = Math.max(server.known, item.move.known)
-        }
-        if (item.preset) (adopt(last?.press), replace(item.preset, item.known))
+      server.last = came.findLast((item) => item.list) ?? server.last
+      for (const { elsewhere } of came) {
+        if (!elsewhere) continue
+        if (server.last) take(server, server.last.list, server.last.press)
+        decide(server, elsewhere)
       }
-      adopt(last)
-      keys = { ...server, on: new Set(server.on) }
+      if (server.last) take(server, server.last.list)
+      keys = copy(server)
       reruns.push(keys)
     },
     drawn() {
-      const data = reruns.shift()
-      if (!data) return
-      const about = { desk: "graph", seq: data.seq, moved: data.moved, line: null }
+      if (!reruns.length) return
+      data = reruns.shift()
+      const about = { desk: "graph", taken: data.taken }
       if (!desk.isAhead(about)) show(data.known, data.on, "a rerun")
-      const isNew = v.revision !== data.revision
-      v.served = data.on
-      v.pending = v.pending.filter(({ seq }) => seq > data.seq)
-      if (v.press && v.press.seq <= data.seq) v.press = null
-      v.seq = Math.max(v.seq, data.seq)
-      v.revision = data.revision
-      const isAhead = desk.heard(about, hooks)
-      if (!desk.move) v.on = new Set(marked())
-      if (!isAhead || isNew) fetches.forEach((one) => { one.outdated = true })
-      if (isAhead && isNew) desk.askAgain()
+      draw()
+    },
+    remount() {
+      desk.leave(hooks) // Streamlit draws the graph in another place, with the data that it has
+      fetches.forEach((one) => { one.outdated = true })
+      hooks = makeHooks()
+      v = fresh()
+      draw()
     },
   }
-  // The marks that the browser shows are those of the last change that it has heard of, whoever drew them.
-  function check(who) {
-    if (!desk.move && !same(v.on, marked())) throw Error(`${who} left ${[...v.on]}, and the marks are ${marked()}`)
+  function draw() {
+    v.served = data.on
+    v.list.steps = v.list.steps.filter(({ n }) => n > data.taken)
+    v.list.n = Math.max(v.list.n, data.taken + v.list.steps.length)
+    if (v.isFirst || isSure()) v.on = flipped(data.on)
+    const isAhead = desk.heard({ desk: "graph", taken: data.taken, line: null }, hooks)
+    if (v.isFirst && v.list.steps.length) desk.changed(v.list.n)
+    else if (isAhead) desk.askAgain()
+    if (!isAhead) fetches.forEach((one) => { one.outdated = true })
+    v.isFirst = false
   }
-  const replacementIsOnItsWay = () => wire.some((item) => item.preset || item.move)
-  return { happen, log, replacementIsOnItsWay, end: async () => {
+  function person(step) {
+    events++
+    decide(truth, step)
+  }
+  // Flips show at once, on what the last rerun drew.
+  function check(who) {
+    if (isSure() && !same(v.on, flipped(v.served)) && !v.list.steps.length) throw Error(`${who} left ${[...v.on]}`)
+  }
+  return { happen, log, end: async () => {
     for (let i = 0; i < 40; i++) {
       happen.tick()
       await happen.answered()
@@ -193,22 +180,39 @@ function world() {
     }
     while (reruns.length) happen.drawn()
     for (const [what, on] of [["the page", server.on], ["the strip", shown.on], ["the graph", v.on]])
-      if (!same(on, truth)) throw Error(`${what} has ${[...on]}, and ${[...truth]} was chosen`)
+      if (!same(on, truth.on)) throw Error(`${what} has ${[...on]}, and ${[...truth.on]} was chosen`)
+    for (const steps of ["past", "future"])
+      if (server[steps].join(";") !== truth[steps].join(";")) throw Error(`${steps}: ${server[steps]}, not ${truth[steps]}`)
   } }
 }
 
-const KINDS = ["click", "click", "click", "move", "fold", "press", "preset", "tick", "answered", "answered", "rerun", "rerun", "drawn", "drawn"]
+const text = (on) => [...on].sort().join()
+const copy = (page) => ({ ...page, on: new Set(page.on), past: [...page.past], future: [...page.future] })
+
+// One decision: a flip, a whole policy, an undo. What changes nothing is no step of undo.
+function decide(page, { kind, ids }) {
+  if (kind === "open") return
+  const [from, to] = kind === "undo" ? [page.past, page.future] : [page.future, page.past]
+  if (["undo", "redo"].includes(kind)) {
+    if (from.length) (to.push(text(page.on)), (page.on = new Set(from.pop().split(",").filter(Boolean))))
+    return
+  }
+  const on = new Set(kind === "set" ? ids : page.on)
+  if (kind === "on") flip(on, ids)
+  if (same(on, page.on)) return
+  page.past.push(text(page.on))
+  Object.assign(page, { on, future: [] })
+}
+
+const KINDS = ["click", "click", "choice", "choice", "fold", "press", "elsewhere", "remount", "tick", "answered", "answered", "rerun", "rerun", "drawn", "drawn"]
 for (let run = 0; run < n_runs; run++) {
-  const { happen, log, end, replacementIsOnItsWay } = world()
-  const names = []
+  const { happen, log, end } = world()
   try {
     happen.rerun()
     happen.drawn()
     for (let i = 0; i < 5 + random(30); i++) {
       const kind = KINDS[random(KINDS.length)]
-      names.push(kind)
       log.push(kind)
-      if (kind === "press" && replacementIsOnItsWay()) continue // rule 4 holds one press a rerun
       await happen[kind]()
     }
     await end()

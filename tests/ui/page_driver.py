@@ -11,8 +11,6 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.store import Store
 from explorer.record import ModelRef, Policy, RunSpec
-from explorer.ui.explore import budget
-from explorer.ui.explore.view import view_of
 from tests import graphs
 
 App = Callable[..., AppTest]
@@ -40,8 +38,13 @@ def graph_data(at: AppTest) -> dict[str, Any]:
 
 
 def component_data(at: AppTest) -> list[dict[str, Any]]:
-    """What the components of our own were given: the graph, the slider."""
+    """What the components of our own were given: the graph, its tools, the slider."""
     return [json.loads(component.proto.json)[0] for component in at.get("bidi_component")]
+
+
+def tools(at: AppTest) -> dict[str, Any]:
+    """What the tools of the graph were given; empty without tools."""
+    return next((data for data in component_data(at) if "presets" in data), {})
 
 
 def drawn_before_plotly(at: AppTest) -> str:
@@ -49,20 +52,36 @@ def drawn_before_plotly(at: AppTest) -> str:
     return "".join(data.get("drawing", "") for data in component_data(at))
 
 
+def steps(at: AppTest, *chosen: dict[str, Any], n_before_press: int = 0) -> dict[str, Any]:
+    """What the browser tells after these steps, each a kind and what it is about.
+
+    With `n_before_press` something outside was pressed behind so many of them.
+    """
+    taken = graph_data(at)["taken"]
+    listed = [{"n": taken + i, **step} for i, step in enumerate(chosen, 1)]
+    return {"steps": {"list": listed, "press": taken + n_before_press}}
+
+
 def message(at: AppTest, *, pressed: bool = False, **marks: Any) -> dict[str, Any]:
-    """A click in the graph, as the browser tells it: the whole set of marks, and what it was based on.
+    """A click in the graph, as the browser tells it, after which these are the marks.
 
     With `pressed` something outside the graph was pressed behind the click; else the click came last.
     """
-    data = graph_data(at)
-    marked = {"seq": data["seq"] + 1, "base": data["revision"]}
-    marked |= {name: data[name] for name in ("on", "open", "cuts", "selected")} | marks
-    return {"marks": {**marked, "press": marked if pressed else None}}
+    data, selected = graph_data(at), marks.pop("selected", None)
+    chosen = [{"kind": name, "ids": sorted({*data[name]} ^ {*ids})} for name, ids in marks.items()]
+    if selected is not None:
+        chosen.append({"kind": "select", "ids": [selected]})
+    return steps(at, *chosen, n_before_press=len(chosen) if pressed else 0)
 
 
 def say(at: AppTest, **marks: Any) -> AppTest:
     """A click in the graph, and what the page answers."""
-    at.session_state[at.session_state["draft"].widget] = message(at, **marks)
+    return take(at, *message(at, **marks)["steps"]["list"])
+
+
+def take(at: AppTest, *chosen: dict[str, Any]) -> AppTest:
+    """Steps of a person, and what the page answers."""
+    at.session_state[at.session_state["draft"].widget] = steps(at, *chosen)
     at.run()
     assert not at.exception, at.exception[0].message
     return at
@@ -102,6 +121,9 @@ def spec(at: AppTest) -> RunSpec:
 
 
 def press(at: AppTest, key: str) -> AppTest:
+    if key in ("undo", "redo"):
+        assert tools(at)[key], f"there is nothing to {key}"
+        return settle(take(at, {"kind": key}))
     return settle(at.button(key=key).click().run())
 
 
@@ -135,11 +157,9 @@ def slider(at: AppTest) -> list[str]:
 
 
 def slide(at: AppTest, position: int) -> AppTest:
-    """A drag of the slider: its callback, and what the page answers."""
-    state = at.session_state["explore"]
-    view = view_of(state)
-    budget._slide(state, GRAPH, budget.points(state, view, budget.search_of(view)), position)
-    return settle(at.run())
+    """A move of the slider, and what the page answers."""
+    version = next(data["version"] for data in component_data(at) if "version" in data)
+    return settle(take(at, {"kind": "place", "place": position, "version": version}))
 
 
 def select(at: AppTest, *rows: int) -> AppTest:

@@ -168,16 +168,18 @@ def clicked(body: bytes, *, method: str = "POST", n_bytes: int | None = None) ->
 
 def test_a_question_about_a_click_is_answered_or_refused_in_a_sentence(app: App) -> None:
     at = app()
-    marks = {"graph": at.session_state["draft"].widget, "base": 0, "on": ["head"]}
-    status, body = clicked(json.dumps(marks).encode())
+    click = {"n": 1, "kind": "on", "ids": ["head"]}
+    question = {"graph": at.session_state["draft"].widget, "steps": [click]}
+    status, body = clicked(json.dumps(question).encode())
     assert status == 200 and json.loads(body)["cells"][-1]["value"] == "0 of 6 blocks and 1 more"
-    assert clicked(json.dumps(marks | {"base": 1}).encode()) == (204, b"")
+    assert clicked(json.dumps(question | {"graph": "of no page"}).encode()) == (204, b"")
     for refused in (
         clicked(b""),
         clicked(b"{"),
         clicked(b"[]"),
-        clicked(json.dumps(marks | {"on": 3}).encode()),
-        clicked(json.dumps(marks).encode(), method="GET"),
-        clicked(json.dumps(marks).encode(), n_bytes=server.MOST_BYTES + 1),
+        clicked(json.dumps(question | {"steps": 3}).encode()),
+        clicked(json.dumps(question | {"steps": [click | {"kind": "of no kind"}]}).encode()),
+        clicked(json.dumps(question).encode(), method="GET"),
+        clicked(json.dumps(question).encode(), n_bytes=server.MOST_BYTES + 1),
     ):
         assert refused[0] == 400 and refused[1].endswith(b"eload the page."), refused

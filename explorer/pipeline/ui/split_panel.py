@@ -271,6 +271,7 @@ def cut_graph(split: PipelineState, graph: ModelGraph, plan: PipelinePlan, profi
             height=HEIGHT + visitor.height - window.USUAL_HEIGHT,
             window=visitor,
         ),
+        {"on": policy.blocks},
         key=pipeline_state.WIDGET,
     )
 

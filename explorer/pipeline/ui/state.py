@@ -1,7 +1,7 @@
 """A visitor's decisions on the Pipeline page: cuts, schedule, executor; and how they stand in the address bar.
 
-Model, policy and options are in the draft that every page shares. `absorb` keeps the graph's recompute marks equal to
-the draft's policy. Changes from other pages are applied to the marks first; then the clicks become the policy.
+Model, policy and options are in the draft that every page shares. Clicks in the graph change the draft's policy, and
+the cuts that are here.
 
 `?cuts=3.6&microbatches=8&schedule=1F1B` puts the first three blocks of the chain on stage 0 and the next three on
 stage 1. Default values are left out. An unreadable part gives a sentence, never half a plan.
@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from explorer.errors import ExplorerError, UnreadableFile, nearest
 from explorer.pipeline.plan.schedules import SCHEDULES, USUAL, default_ranks
 from explorer.pipeline.record.step import JointPlan, PipelineRun
-from explorer.plan.policy import block_names as decision
 from explorer.record.base import Record, limits
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy
@@ -132,6 +131,8 @@ def marks_of(split: PipelineState, graph: ModelGraph) -> GraphMarks:
             forget(split)
         around = [*default_open(graph), *(id for fqn in graph.chain for id in ancestors(graph, fqn))]
         split.marks, split.model = GraphMarks(open=list(dict.fromkeys(around))), graph.fingerprint
+        # Steps in the graph of another model, which has the same widget, are not for this one.
+        components.new_steps(split.marks, st.session_state.get(WIDGET))
         split.uncut = split.places is None
         try:
             split.marks.cuts = cuts_at(split.places or [], graph)
@@ -142,23 +143,19 @@ def marks_of(split: PipelineState, graph: ModelGraph) -> GraphMarks:
 
 
 def absorb(split: PipelineState, graph: ModelGraph, *, until_press: bool = False) -> None:
-    """Takes over new clicks: cuts, and blocks to recompute, each an undo step.
+    """Takes over new steps of the browser: cuts, and blocks to recompute, each an undo step.
 
-    With `until_press`, takes over only the clicks before the button whose callback calls this function.
+    With `until_press`, takes over only the steps before the button whose callback calls this function.
     """
-    marks = marks_of(split, graph)
-    policy = split.draft.spec.policy
-    if set(marks.on) != set(policy.blocks):
-        components.replace_marks(marks, policy.blocks)
-    cuts, message = tuple(marks.cuts), st.session_state.get(WIDGET)
+    marks, message = marks_of(split, graph), st.session_state.get(WIDGET)
     window.take(message)
-    if not components.adopt_marks(marks, message, until_press=until_press):
-        return
-    if set(marks.cuts) != set(cuts):
-        _record(split, Before(cuts=cuts))
-    if set(marks.on) != set(policy.blocks):
-        _record(split, Before(policy=policy))
-        drafts.set_policy(split.draft, decision.policy_after(policy, marks.on, graph), graph)
+    for step in components.new_steps(marks, message, until_press=until_press):
+        if step.kind == "cuts":
+            _record(split, Before(cuts=tuple(marks.cuts)))
+        elif step.kind == "on":
+            _record(split, Before(policy=split.draft.spec.policy))
+            drafts.take_step(split.draft, graph, step)
+        components.look(marks, step)
 
 
 def stages_of(split: PipelineState, graph: ModelGraph) -> tuple[tuple[str, ...], ...]:
@@ -179,7 +176,7 @@ def cut_at(split: PipelineState, graph: ModelGraph, stages: tuple[tuple[str, ...
     cuts = [f"{before[-1]}>{after[0]}" for before, after in zip(stages, stages[1:])]
     if set(cuts) != set(marks.cuts):
         _record(split, Before(cuts=tuple(marks.cuts)))
-        components.replace_marks(marks, marks.on, cuts)
+        marks.cuts = cuts
 
 
 def recompute(split: PipelineState, graph: ModelGraph, policy: Policy) -> None:
@@ -187,7 +184,6 @@ def recompute(split: PipelineState, graph: ModelGraph, policy: Policy) -> None:
     if policy != split.draft.spec.policy:
         _record(split, Before(policy=split.draft.spec.policy))
         drafts.set_policy(split.draft, policy, graph)
-        components.replace_marks(marks_of(split, graph), policy.blocks)
 
 
 def undo(split: PipelineState, graph: ModelGraph, *, forward: bool = False) -> None:
@@ -202,7 +198,7 @@ def undo(split: PipelineState, graph: ModelGraph, *, forward: bool = False) -> N
     if before is None:
         return
     if before.cuts is not None:
-        components.replace_marks(marks, marks.on, before.cuts)
+        marks.cuts = list(before.cuts)
     elif before.policy is not None:
         drafts.set_policy(split.draft, before.policy, graph)
 

@@ -1,13 +1,13 @@
-"""Components of the page: block graph, headline figures, first sketch, film of a step, slider over plans, keys.
+"""Components of the page: block graph, its tools, headline figures, first sketch, film of a step, slider, keys.
 
-explorer/view/graph/graph.js states the rule that loses no click at any speed. `adopt_marks` and `replace_marks` are the
-Python half of the rule. The page follows the slider while a person drags it, not only at its release.
+explorer/view/graph/graph.js states the rules that lose no step at any speed; `new_steps` is their Python half. The page
+follows the slider while a person drags it, not only at its release.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 import streamlit as st
 
+from explorer.record.base import Record, from_plain
 from explorer.view.graph import browser
 from explorer.view.graph.browser import Paint, painted
 from explorer.view.graph.geometry import Layout
 from explorer.view.memory.film import Film
-from explorer.view.text.explore import ABOUT
+from explorer.view.text.explore import ABOUT, PRESETS, REDO, SEARCH, SEGMENT, UNDO
 
 
 @cache
@@ -37,7 +38,19 @@ def _text(file: str) -> str:
     return (Path(__file__).parent / file).read_text(encoding="utf-8")
 
 
-GRAPH = '<div class="graph" role="tree" aria-label="Block graph" aria-multiselectable="true"></div>\n'
+GRAPH = f"""<div class="graph" role="tree" aria-label="Block graph" aria-multiselectable="true"></div>
+<button type="button" class="tool segment" title="{SEGMENT}" hidden><i>join</i><span></span></button>
+"""
+TOOLS = f"""<div class="tools">
+<button type="button" class="tool presets" title="{PRESETS}" aria-haspopup="menu" popovertarget="presets">
+<i>auto_awesome</i>Presets<i>expand_more</i></button>
+<div id="presets" class="menu" role="menu" aria-label="Presets" popover></div>
+<button type="button" class="tool undo" title="{UNDO}" hidden><i>undo</i>Undo</button>
+<button type="button" class="tool redo" title="{REDO}" hidden><i>redo</i>Redo</button>
+<label class="search" title="{SEARCH}"><i>search</i>
+<input type="search" list="names" placeholder="Search, or blocks.*.mlp" aria-label="Search blocks"></label>
+<datalist id="names"></datalist></div>
+"""
 STRIP = '<div class="box"><div class="strip"></div></div>\n'
 NEWS = '<div class="news" hidden></div>\n'
 SKETCH = '<div class="sketch" aria-hidden="true"></div>\n'
@@ -64,64 +77,58 @@ def preview() -> str:
     )
 
 
-REMEMBERED_REVISIONS = 32
-"""Number of revisions whose clicks may still arrive. Older clicks are dropped, with a notice to the browser."""
+class BrowserStep(Record):
+    """Something that a person did in the graph, at the slider or with the tools above the graph."""
+
+    n: int
+    """Grows from step to step."""
+    kind: Literal["on", "cuts", "open", "select", "jump", "preset", "match", "join", "place", "undo", "redo"]
+    """`on`, `cuts` and `open` flip the marks of `ids`; `place` moves the slider."""
+    ids: tuple[str, ...] = ()
+    """Blocks, cuts, or rows of the graph; the name of a preset, or a pattern."""
+    place: int = 0
+    version: int = 0
+    """Of the slider's plans."""
 
 
 @dataclass(slots=True, kw_only=True)
 class GraphMarks:
-    """Marks of a graph. The page and the browser change the marks in place, by turns."""
+    """Marks of a graph beside its policy. The page changes the marks in place."""
 
-    on: list[str] = field(default_factory=list)
-    """Blocks to recompute."""
     cuts: list[str] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
     """Containers and runs that are unfolded."""
     selected: str = ""
-    seq: int = 0
-    """Number of the browser's last click taken over."""
-    revision: int = 0
-    """Number of times that the page has replaced the marks."""
-    was: dict[int, tuple[list[str], list[str]]] = field(default_factory=dict)
-    """`on` and `cuts` of earlier revisions, as clicks on earlier revisions may still arrive."""
+    last_step: int = 0
+    """Number of the last step that the page has taken over."""
 
 
-def adopt_marks(state: GraphMarks, message: Mapping[str, Any] | None, *, until_press: bool = False) -> bool:
-    """Takes over a new message of the browser. Returns whether the message was new.
+def new_steps(state: GraphMarks, message: Mapping[str, Any] | None, *, until_press: bool = False) -> list[BrowserStep]:
+    """The steps in a message of the browser that are new, in their order. They count as taken over from now on.
 
-    Clicks on an older revision flip the same marks in the current revision. With `until_press`, clicks after the
-    last press outside the graph wait for the next call (rule 4 of graph.js).
+    With `until_press`, steps after the last press outside the graph wait for the next call (rule 4 of graph.js).
     """
-    news = (message or {}).get("marks")
-    if news and until_press:
-        news = news["press"]
-    if not news or news["seq"] <= state.seq:
-        return False
-    state.seq, state.open, state.selected = news["seq"], list(news["open"]), news["selected"]
-    if news["base"] == state.revision:
-        state.on, state.cuts = list(news["on"]), list(news["cuts"])
-        return True
-    was = state.was.get(news["base"])
-    if was is None:
-        return True
-    on, cuts = set(was[0]) ^ set(news["on"]), set(was[1]) ^ set(news["cuts"])
-    # The browser flips unanswered clicks on every revision that arrives; all later revisions flip them here too.
-    for revision, (kept_on, kept_cuts) in state.was.items():
-        if revision >= news["base"]:
-            state.was[revision] = flipped(kept_on, on), flipped(kept_cuts, cuts)
-    state.on, state.cuts = flipped(state.on, on), flipped(state.cuts, cuts)
-    return True
+    steps = (message or {}).get("steps")
+    if steps is None:
+        return []
+    new = []
+    for step in from_plain(steps["list"], tuple[BrowserStep, ...]):
+        if until_press and step.n > steps["press"]:
+            break
+        if step.n > state.last_step:
+            state.last_step = step.n
+            new.append(step)
+    return new
 
 
-def replace_marks(state: GraphMarks, on: Iterable[str], cuts: Iterable[str] | None = None) -> None:
-    """A preset, an undo or an import: the marks are these from now on. Call `adopt_marks(until_press=True)` first."""
-    state.was[state.revision] = list(state.on), list(state.cuts)
-    for old in list(state.was)[:-REMEMBERED_REVISIONS]:
-        del state.was[old]
-    state.on = list(on)
-    if cuts is not None:
-        state.cuts = list(cuts)
-    state.revision += 1
+def look(state: GraphMarks, step: BrowserStep) -> None:
+    """Folds, unfolds, cuts or selects what `step` says; other steps change nothing here."""
+    if step.kind == "open":
+        state.open = flipped(state.open, step.ids)
+    elif step.kind == "cuts":
+        state.cuts = flipped(state.cuts, step.ids)
+    elif step.kind == "select":
+        state.selected = "".join(step.ids)
 
 
 def flipped(marks: Iterable[str], flips: Collection[str]) -> list[str]:
@@ -130,32 +137,36 @@ def flipped(marks: Iterable[str], flips: Collection[str]) -> list[str]:
     return others + [id for id in flips if id not in set(marks)]
 
 
-def block_graph(
-    drawing: Layout, state: GraphMarks, paint: Paint, *, key: str, desk: dict[str, object] | None = None
-) -> None:
-    """Draws the graph; a person's marks arrive in `st.session_state[key]["marks"]` for `adopt_marks`.
+def block_graph(drawing: Layout, state: GraphMarks, paint: Paint, more: dict[str, object], *, key: str) -> None:
+    """Draws the graph, with `more["on"]` as the recomputed blocks.
 
-    The page adopts the marks when it is drawn: a callback cannot tell which events came first in the same rerun.
+    A person's steps arrive in `st.session_state[key]["steps"]` for `new_steps`.
 
-    If `paint.window` is a guess or differs much from the browser's window, the latter arrives as "window". With
-    `desk`, what desk.js has to know of this drawing, clicks are answered over the route first.
+    The page takes over the steps when it is drawn: a callback cannot tell which events came first in the same rerun.
+
+    If `paint.window` is a guess or differs much from the browser's window, the latter arrives as "window". If `more`
+    has what desk.js has to know of this drawing, steps are answered over the route first.
     """
-    component = _component("block_graph", GRAPH, browser.style(), browser.script())
+    component = _component("block_graph", GRAPH, browser.style() + _text("tools.css"), browser.script())
     # A state without a callback has no key.
-    data = [payload(drawing, state, paint) | (desk or {})]
-    component(key=key, data=data, on_marks_change=lambda: None, on_window_change=lambda: None)
+    data = [payload(drawing, state, paint) | more]
+    component(key=key, data=data, on_steps_change=lambda: None, on_window_change=lambda: None)
 
 
 def payload(drawing: Layout, state: GraphMarks, paint: Paint) -> dict[str, object]:
     """Data for the browser: the painted drawing, and the marks."""
     return painted(drawing, paint) | {
-        "on": sorted(state.on),
         "cuts": sorted(state.cuts),
         "open": list(state.open),
         "selected": state.selected,
-        "seq": state.seq,
-        "revision": state.revision,
+        "taken": state.last_step,
     }
+
+
+def graph_tools(data: dict[str, object]) -> None:
+    """Draws presets, undo, redo and search; what is pressed is a step of the graph."""
+    component = _component("graph_tools", TOOLS, _text("tools.css"), _text("tools.js"))
+    component(key="graph_tools", data=[data], height="content")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +186,7 @@ class Cell:
 
 def strip(cells: tuple[Cell, ...], about: dict[str, object] | None = None) -> None:
     """Draws `cells` in one row, or in rows of three where the page is narrow. Origins that lack room take a line.
-    `about`: the clicks and the move that they are drawn with (desk.js); None without a graph.
+    `about`: the graph and the last step that they are drawn with (desk.js); None without a graph.
 
     Help stands on each label: the question mark of Streamlit's metric is a control that answers no click.
     """
@@ -247,56 +258,13 @@ def _key_row(keys: str, what: str) -> str:
     return f"<dt>{names}</dt><dd>{what}</dd>"
 
 
-REMEMBERED_LABELS = 8
-"""Number of versions of the labels whose moves may still arrive."""
 SLIDER = """<div class="slide">
 <div class="head"><span class="name"></span><output></output></div>
 <input type="range" min="0" step="1"></div>
 """
 
 
-def live_slider(name: str, labels: Sequence[str], at: int, take: Callable[[int], object], *, key: str) -> int:
-    """Draws a slider with a place per label; `take` gets each new place. Fewer than two places cannot move.
-
-    Returns the version of the labels.
-    """
-    drawn: _Drawn = st.session_state.setdefault(f"{key}, drawn", _Drawn())
-    if drawn.labels != list(labels):
-        drawn.labels, drawn.version = list(labels), drawn.version + 1
-    drawn.takes[drawn.version] = len(labels), take
-    drawn.takes.pop(drawn.version - REMEMBERED_LABELS, None)
-    data = [{"name": name, "labels": drawn.labels, "at": at, "version": drawn.version, "heard": drawn.heard}]
+def live_slider(data: dict[str, object]) -> None:
+    """Draws a slider with a place per label; each move is a step of the graph. Fewer than two places cannot move."""
     component = _component("live_slider", SLIDER, _text("live_slider.css"), _text("live_slider.js"))
-    component(key=key, data=data, on_at_change=lambda: catch_up(key), height="content")
-    return drawn.version
-
-
-def last_move(key: str) -> int:
-    """Number of the last move of the slider `key` that was taken over; 0 before the first."""
-    drawn: _Drawn | None = st.session_state.get(f"{key}, drawn")
-    return drawn.heard if drawn is not None else 0
-
-
-def catch_up(key: str) -> None:
-    """Takes over a move of the slider, once. A button that overrules the slider calls this function first: if both
-    arrive in one rerun, Streamlit may call the button first."""
-    drawn: _Drawn | None = st.session_state.get(f"{key}, drawn")
-    move = (st.session_state.get(key) or {}).get("at")
-    if drawn is None or move is None or move["n"] <= drawn.heard:
-        return
-    drawn.heard = move["n"]
-    n_places, take = drawn.takes.get(move["version"], (0, int))
-    if 0 <= move["place"] < n_places:
-        take(move["place"])
-
-
-@dataclass(slots=True)
-class _Drawn:
-    """A slider as last drawn, and the last move taken over. A move is about the labels that the person saw."""
-
-    labels: list[str] = field(default_factory=list)
-    version: int = 0
-    """Number of times that the labels have changed."""
-    takes: dict[int, tuple[int, Callable[[int], object]]] = field(default_factory=dict)
-    """Number of places and what a move does, by version of the labels."""
-    heard: int = 0
+    component(key="front_slider", data=[data], height="content")

@@ -1,16 +1,15 @@
-// Answers a click before Streamlit knows of it. All components of the page share one desk.
+// Answers a step before Streamlit knows of it. All components of the page share one desk.
 //
-// 1. Each change of a person (a click in the graph, a move of the slider) is asked of POST /answer at once. One question
-//    is under way; the newest change waits for it. An answer is drawn unless a rerun that knows all has come since it
-//    was asked: changes that come faster than answers do not keep the page from following.
-// 2. Streamlit is told after REST_MS without a change (HELD_MS while the slider is held), or at a press outside.
-// 3. Each part of a rerun says which clicks and which move it knows (`seq`, `moved`). A rerun that does not know all of
-//    them draws over no answer. A rerun that does ends the question under way.
-// 4. Streamlit sends no part that it believes drawn. `seq` and `moved` make each part new, so that what an answer drew
-//    does not stay where the rerun has the same as before the click.
+// 1. Each step of a person (a click in the graph, a preset, undo, a move of the slider) is asked of POST /answer at once.
+//    One question is under way; the newest step waits for it. An answer is drawn unless a rerun that knows all has come
+//    since it was asked: steps that come faster than answers do not keep the page from following.
+// 2. Streamlit is told after REST_MS without a step (later while the slider is held), or at a press outside.
+// 3. Each part of a rerun says the last step that it knows (`taken`). A rerun that does not know all of them draws over no
+//    answer, and they are asked again, as it may stand on something else. A rerun that does ends the question under way.
+// 4. Streamlit sends no part that it believes drawn. `taken` makes each part new, so that what an answer drew does not
+//    stay where the rerun has the same as before the step.
 
 const REST_MS = 200
-const HELD_MS = 1000 // a rerun takes a slow machine half a second, in which the page does not follow the slider
 const LOOK_MS = 300 // between two looks whether the chart is there, or another in its place
 const PLOT = ".st-key-first .js-plotly-plot"
 const SENTENCE = '.st-key-top [data-testid="stMarkdown"] p'
@@ -24,38 +23,40 @@ const ICON = "display:inline-block;font-family:'Material Symbols Rounded';user-s
 const SVG = "http://www.w3.org/2000/svg"
 
 function makeDesk() {
-  const desk = { key: "", seq: 0, moved: 0, move: null, graph: null, strip: null }
-  let number = 0 // grows with each change
-  let outdated = 0 // the number of the last change whose answer a rerun has overtaken
+  const desk = { key: "", n: 0, graph: null, strip: null, tools: null }
+  let number = 0 // grows with each step, and with each rerun that does not know all of them
+  let outdated = 0 // the number of the last step whose answer a rerun has overtaken
   let underWay = false
-  let untold = null // what tells Streamlit of the last change of a component, and its timer
+  let untold = false // whether Streamlit has to be told of the steps, and the timer of that
   let rest = 0
   let line = null // of the drawn policy
   let look = 0
+  const lists = new Map() // of steps, by the key of the graph
   const covers = [] // what an answer wrote, each with Streamlit's element in its place, which is hidden meanwhile
 
   async function ask() {
     const asked = number
-    const { seq } = desk
+    const { n } = desk
     underWay = true
     let answer = null
     try {
-      const response = await fetch("answer", { method: "POST", body: JSON.stringify(desk.graph.marks()) })
+      const response = await fetch("answer", { method: "POST", body: JSON.stringify(desk.graph.question()) })
       if (response.status === 200) answer = await response.json()
     } catch {} // the rerun answers
     underWay = false
-    if (answer && desk.graph && asked > outdated) draw(answer, seq)
+    if (answer && desk.graph && asked > outdated) draw(answer, n)
     if (asked < number && desk.graph && desk.isAhead()) ask()
   }
 
-  function draw(answer, seq) {
+  function draw(answer, n) {
     desk.strip?.(answer.cells)
+    desk.tools?.(answer.tools)
     restore()
     write(SENTENCE, answer.sentence)
     if (answer.budget) write(BUDGET, answer.budget)
     cover(document.querySelector(TAKE), document.createElement("i")) // it takes a plan that beats the policy before
     warn(answer.danger)
-    desk.graph.draw(answer, seq)
+    desk.graph.draw(answer, n)
     line = answer.line
     drawLine()
   }
@@ -111,40 +112,44 @@ function makeDesk() {
     look = setTimeout(drawLineAgain, LOOK_MS)
   }
 
-  desk.isAhead = (about = desk.known) =>
-    about?.desk === desk.key && (about.seq < desk.seq || about.moved < desk.moved)
+  desk.isAhead = (about = desk.known) => about?.desk === desk.key && about.taken < desk.n
 
-  // `who`: the component; `what`: its click or move; `tell` hands that to Streamlit.
-  desk.change = (who, what, tell) => {
-    if (untold && untold.who !== who) desk.flush(untold.who)
-    Object.assign(desk, what)
+  // A step for the graph's list, of another component.
+  desk.act = (step, rest) => desk.graph?.act(step, rest)
+
+  // The steps of the graph `key` that a rerun with `taken` does not know, with the steps of an early graph before it.
+  desk.listOf = ({ desk: key, taken }) => {
+    if (lists.has(key)) return lists.get(key)
+    const steps = (desk.graph?.takeOver() ?? []).map((step, i) => ({ ...step, n: taken + i + 1 }))
+    const list = { steps, n: taken + steps.length, press: 0 }
+    lists.set(key, list)
+    return list
+  }
+
+  // The graph's list ends with step `n`.
+  desk.changed = (n, rest_ms = REST_MS) => {
+    desk.n = n
     number++
-    untold = { who, tell }
+    untold = true
     clearTimeout(rest)
-    rest = setTimeout(desk.flush, who.held ? HELD_MS : REST_MS, who)
-    if (desk.graph && !underWay) ask()
+    rest = setTimeout(desk.flush, rest_ms)
+    if (!underWay) ask()
   }
-  desk.flush = (who) => {
-    if (untold?.who !== who) return
-    const { tell } = untold
-    desk.isTold(who)
-    tell()
+  desk.flush = () => {
+    if (untold) desk.graph?.tell()
   }
-  desk.isTold = (who) => {
-    if (untold?.who !== who) return
+  desk.isTold = () => {
     clearTimeout(rest)
-    untold = null
+    untold = false
   }
-  desk.clicked = () => desk.graph?.seq() ?? 0
 
-  // A rerun has drawn the graph. Returns whether changes are under way that it does not know.
+  // A rerun has drawn the graph. Returns whether steps are under way that it does not know.
   desk.heard = (about, graph) => {
     if (about.desk !== desk.key) {
-      Object.assign(desk, { key: about.desk, seq: 0, moved: 0, move: null })
+      Object.assign(desk, { key: about.desk, n: 0 })
       line = null
     }
     Object.assign(desk, { graph, known: about })
-    if (desk.move && about.moved >= desk.move.n) desk.move = null
     if (desk.isAhead()) return true
     outdated = number
     restore()
@@ -153,7 +158,7 @@ function makeDesk() {
     return false
   }
   desk.askAgain = () => {
-    outdated = number++
+    number++
     if (!underWay) ask()
   }
   desk.leave = (graph) => {

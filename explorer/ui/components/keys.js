@@ -8,7 +8,7 @@ const isTyping = (event) =>
 
 function press(name) {
   const found = document.querySelectorAll(`.st-key-${name} button, .st-key-pipeline_${name} button`)
-  const button = [...found].find((each) => each.checkVisibility() && !each.disabled)
+  const button = [...found, globalThis.explorerDesk?.buttons?.[name]].find((each) => each?.checkVisibility() && !each.disabled)
   button?.click()
   return !!button
 }

@@ -5,11 +5,11 @@ const NARROW = 900 // as in graph.js
 const ROOM = 1100 // pixels of width from which the page's parts stand where preview.css puts them
 const preview = document.getElementById("preview")
 const there = (selector) => document.querySelector(selector) !== null
+const PAGE_GRAPH = '[class*="st-key-block_graph"]' // none where no model was read
 const has = (part, inside) => [...document.querySelectorAll(`${part} *`)].some((e) => e.shadowRoot?.querySelector(inside))
 
 function isOver() {
-  const graph = '[class*="st-key-block_graph"]' // none where no model was read
-  const isDrawn = (!there(graph) || has(graph, ".graph > *")) && there(".sketch > svg, .main-svg")
+  const isDrawn = (!there(PAGE_GRAPH) || has(PAGE_GRAPH, ".graph > *")) && there(".sketch > svg, .main-svg")
   const isElsewhere = there('[data-testid="stMarkdown"]') && !there(".st-key-top")
   return isDrawn || isElsewhere || there('[data-testid="stException"], [role="dialog"]')
 }
@@ -34,7 +34,7 @@ async function begin() {
   const query = new URLSearchParams(location.search)
   query.set("dark", +matchMedia("(prefers-color-scheme: dark)").matches)
   const answer = await fetch(`preview?${query}`)
-  if (answer.status !== 200 || isOver()) return
+  if (answer.status !== 200 || isOver() || there(PAGE_GRAPH)) return // the page's graph takes clicks over only once
   const { origin, words, strip, slider, graph, chart, height } = await answer.json()
   const [mark, line] = preview.querySelectorAll("mark, i")
   mark.textContent = origin

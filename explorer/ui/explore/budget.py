@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import streamlit as st
 from msgspec.structs import replace
@@ -24,8 +23,8 @@ from explorer.plan.catalogue import recorded_sample
 from explorer.plan.policy.presets import preset_titles
 from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast, Front, Plan, Wish
-from explorer.record.policy import Unit
 from explorer.ui.components import live_slider
+from explorer.ui.explore import work
 from explorer.ui.explore.view import (
     View,
     cost,
@@ -47,7 +46,6 @@ from explorer.view.drawing.units import mib
 from explorer.view.text import plan as words
 
 FIELD_WIDTH = 250
-SLIDER_KEY = "front_slider"
 LOOK_EVERY_S = 0.5
 SMALLEST_GAIN = 0.01
 """Smallest share of the step that the front must save before the page calls it better."""
@@ -72,13 +70,6 @@ class PlanPoint:
     cost: float
     spread: float | None = None
     """Half the width of the interval of a predicted time."""
-
-
-class SliderPlans(NamedTuple):
-    """The units that each place of the slider draws, and the version of its labels."""
-
-    version: int = 0
-    plans: tuple[tuple[Unit, ...], ...] = ()
 
 
 def search_of(view: View, *, start: bool = False) -> Search:
@@ -108,6 +99,7 @@ def _was_cut_off(job: Job) -> bool:
 
 def request_plan(state: ExploreState, view: View, graph: ModelGraph, text: str) -> None:
     """Takes over the typed budget and submits the search for its plan. An unusable text gets a sentence."""
+    work.absorb(state, graph, until_press=True)
     before, state.budget = state.budget, Budget(text=text.strip())
     budget, run = state.budget, view.keep_all.run if view.keep_all else None
     if before.job is not None and (job := backend.worker().job(before.job)) is not None:
@@ -213,9 +205,11 @@ def points(state: ExploreState, view: View, search: Search) -> tuple[PlanPoint, 
     return tuple(unbeaten)
 
 
-def budget_row(state: ExploreState, view: View, graph: ModelGraph, forecast: Forecast) -> SliderPlans:
-    """Field, slider over the plans found so far, line; `forecast` is about the drawn policy. Returns the plans."""
-    search, version = search_of(view), 0
+def budget_row(
+    state: ExploreState, view: View, graph: ModelGraph, forecast: Forecast, about: dict[str, object]
+) -> None:
+    """Field, slider over the plans found so far, line; `forecast` is about the drawn policy, `about` as of `strip`."""
+    search = search_of(view)
     front = points(state, view, search)
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="budget_row"):
         field = bound("budget", state.budget.text, partial(request_plan, state, view, graph))
@@ -229,17 +223,13 @@ def budget_row(state: ExploreState, view: View, graph: ModelGraph, forecast: For
         )
         if len(front) > 1:
             with st.container(width="stretch"):
-                labels, position = slider(state, view, front, forecast)
-                version = live_slider(
-                    words.SLIDER, labels, position, partial(_slide, state, graph, front), key=SLIDER_KEY
-                )
+                live_slider(slider(state, view, front, forecast) | {"about": about})
         elif search.running:
             small_text(words.SLIDER_FOLLOWS)
     if search.running or state.budget.job is not None:
         st.fragment(_wait, run_every=LOOK_EVERY_S)(state, view, forecast, slides=len(front) > 1)
     else:
         _line(state, view, forecast)
-    return SliderPlans(version, tuple(point.plan.policy.units for point in front))
 
 
 def _drawn_figures(view: View, forecast: Forecast) -> tuple[int | None, float | None]:
@@ -251,30 +241,24 @@ def _drawn_figures(view: View, forecast: Forecast) -> tuple[int | None, float | 
     return forecast.step_peak_bytes, cost(view, forecast)
 
 
-def slider(state: ExploreState, view: View, front: tuple[PlanPoint, ...], forecast: Forecast) -> tuple[list[str], int]:
-    """The label of each slider position, one per plan, and the drawn policy's position: its plan, or the plan of the
-    nearest peak. The label at that position has the figures of the drawn policy."""
+def slider(state: ExploreState, view: View, front: tuple[PlanPoint, ...], forecast: Forecast) -> dict[str, object]:
+    """Data of the slider: the label of each place, one per plan, and the drawn policy's place: its plan, or the plan of
+    the nearest peak. The label at that place has the figures of the drawn policy."""
     units, (peak, ratio) = state.draft.spec.policy.units, _drawn_figures(view, forecast)
     usual = peak or front[-1].peak_bytes
     near = min(range(len(front)), key=lambda i: abs(front[i].peak_bytes - usual))
-    position = next((i for i, point in enumerate(front) if point.plan.policy.units == units), near)
+    plans = tuple(point.plan.policy.units for point in front)
+    place = near
+    if units in plans:
+        place = plans.index(units)
     labels = [_label(point.peak_bytes, point.cost) for point in front]
     if peak is not None and ratio is not None:
-        labels[position] = _label(peak, ratio)
-    return labels, position
+        labels[place] = _label(peak, ratio)
+    return {"name": words.SLIDER, "labels": labels, "at": place, "version": drafts.offer_plans(state.draft, plans)}
 
 
 def _label(peak_bytes: int, ratio: float) -> str:
     return f"{mib(peak_bytes)}, ×{ratio:.2f}"
-
-
-def _slide(state: ExploreState, graph: ModelGraph, front: tuple[PlanPoint, ...], position: int) -> None:
-    draft = state.draft
-    before = draft.spec.policy
-    draw_plan(state, graph, front[position].plan)
-    if state.slid == before and draft.spec.policy != before and len(draft.history.past) > 1:
-        draft.history.past.pop()
-    state.slid = draft.spec.policy
 
 
 def _wait(state: ExploreState, view: View, forecast: Forecast, *, slides: bool) -> None:

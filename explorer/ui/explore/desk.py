@@ -1,29 +1,29 @@
-"""What a click changes on the Explore page: figures, sentence, labels of blocks, hazards and the predicted line.
+"""What a click changes on the Explore page: figures, sentence, labels of blocks, tools, hazards and predicted line.
 
 page.py draws a `Desk` in every rerun. `answer` returns the same for a click that Streamlit does not know yet. It reads
 the `Keys` that the last rerun froze, with a copy of the visitor's state: it runs in a thread of the server.
 
-    click ──▶ POST /answer ──▶ the desk of its policy, drawn by the browser at once
-      └── 0.2 s of rest, or a press outside the graph ──▶ Streamlit ──▶ the same desk, then the charts
+    click, preset, undo, move of the slider ──▶ POST /answer ──▶ the desk of its policy, drawn by the browser at once
+      └── 0.2 s of rest, or a press outside ──▶ Streamlit ──▶ the same desk, then the charts
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from msgspec.structs import replace
 
-from explorer.plan.policy.block_names import policy_after
 from explorer.plan.policy.presets import preset_titles
 from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
 from explorer.record.plan import Forecast
-from explorer.record.policy import Policy
-from explorer.ui.components import Cell
+from explorer.record.run import RunSpec
+from explorer.ui.components import BrowserStep, Cell, GraphMarks
 from explorer.ui.explore import work
-from explorer.ui.explore.blocks import facts_of, paint_of
-from explorer.ui.explore.budget import SliderPlans, policy_line
+from explorer.ui.explore.blocks import facts_of, paint_of, to_join, tools_of
+from explorer.ui.explore.budget import policy_line
 from explorer.ui.explore.headline import Drawn, cells, freshness_line
 from explorer.ui.explore.headline import answer as answer_sentence
 from explorer.ui.explore.memory import line_of
@@ -31,7 +31,7 @@ from explorer.ui.explore.view import View, drawn_graph, predicted, predicted_pre
 from explorer.ui.explore.work import ExploreState
 from explorer.ui.session.repository import Recent
 from explorer.ui.session.window import of_cookie
-from explorer.ui.shared.draft import marks_of, with_units
+from explorer.ui.shared.draft import marks_of, take_step
 from explorer.ui.shared.elements import escape
 from explorer.view.compare.headline import danger
 from explorer.view.graph.browser import words
@@ -46,7 +46,8 @@ class Desk:
 
     view: View
     forecast: Forecast
-    presets: dict[str, tuple[Policy, Forecast]]
+    tools: dict[str, object]
+    """Of the graph: presets with their effects, undo, redo."""
     sentence: str
     """Markdown."""
     cells: tuple[Cell, ...]
@@ -74,7 +75,7 @@ def desk_of(state: ExploreState, drawing: Layout | None) -> Desk:
     return Desk(
         view=view,
         forecast=forecast,
-        presets=presets,
+        tools=tools_of(state, view, presets),
         sentence=sentence,
         cells=cells(view, drawn),
         danger=escape(danger(hazards)),
@@ -89,82 +90,74 @@ class Keys:
 
     state: ExploreState
     """A copy, which no rerun changes."""
-    revision: int
-    """Of the marks in the graph."""
     graph: ModelGraph
     drawing: Layout
-    slider: SliderPlans
 
 
 _keys: Recent[Keys] = Recent(64)
 """Of the pages drawn last, by the key of the graph."""
 
 
-def _copy(state: ExploreState, policy: Policy) -> ExploreState:
-    draft = dataclasses.replace(state.draft, spec=replace(state.draft.spec, policy=policy))
+def _copy(state: ExploreState, spec: RunSpec) -> ExploreState:
+    marks = dataclasses.replace(state.draft.marks or GraphMarks())
+    history = dataclasses.replace(state.draft.history, past=[*state.draft.history.past])
+    history.future = [*state.draft.history.future]
+    draft = dataclasses.replace(state.draft, spec=spec, marks=marks, history=history)
     job, budget = dataclasses.replace(state.job), dataclasses.replace(state.budget)
     return dataclasses.replace(state, draft=draft, job=job, budget=budget)
 
 
-def freeze(state: ExploreState, graph: ModelGraph, drawing: Layout, slider: SliderPlans) -> None:
+def freeze(state: ExploreState, graph: ModelGraph, drawing: Layout) -> None:
     """Freezes what this rerun draws from. Questions about the graph are answered from it until the next rerun."""
-    draft = state.draft
-    frozen, revision = _copy(state, draft.spec.policy), marks_of(draft, graph).revision
-    _keys.add(draft.widget, Keys(state=frozen, revision=revision, graph=graph, drawing=drawing, slider=slider))
+    _keys.add(state.draft.widget, Keys(state=_copy(state, state.draft.spec), graph=graph, drawing=drawing))
 
 
-class BrowserMarks(Record):
-    """Marks in the browser that Streamlit does not know yet."""
+class AnswerRequest(Record):
+    """What a person did in the browser that Streamlit does not know yet."""
 
     graph: str
     """Key of the graph."""
-    base: int
-    """Revision of the page's marks that these stand on."""
-    on: tuple[str, ...]
-    """Blocks to recompute; with `place`, blocks whose mark was flipped since the slider was moved there."""
-    place: int | None = None
-    version: int = 0
-    """Of the slider's labels."""
+    steps: tuple[BrowserStep, ...]
     rows: tuple[str, ...] | None = None
     """Rows of the graph whose words the browser draws; None: all of them."""
 
 
-def answer_to(marks: BrowserMarks) -> dict[str, object] | None:
-    """What the browser draws for the marks of `marks`; None if the page now stands on other marks, or is gone."""
-    keys = _keys.get(marks.graph)
-    if keys is None or keys.revision != marks.base:
+def answer_to(request: AnswerRequest) -> dict[str, object] | None:
+    """What the browser draws after the steps of `request`; None if the page is gone."""
+    keys = _keys.get(request.graph)
+    if keys is None:
         return None
-    drawn, on = keys.state.draft.spec.policy, set(marks.on)
-    policy = drawn
-    if marks.place is not None:
-        plans = keys.slider.plans
-        if marks.version != keys.slider.version or not 0 <= marks.place < len(plans):
-            return None
-        policy = with_units(policy, plans[marks.place])
-        on ^= set(policy.blocks)
-    if not on <= {*keys.graph.by_fqn, *drawn.blocks}:
-        return None
-    if marks.rows is not None:
-        rows = tuple(row for row in keys.drawing.rows if row.id in marks.rows)
+    if request.rows is not None:
+        rows = tuple(row for row in keys.drawing.rows if row.id in request.rows)
         keys = dataclasses.replace(keys, drawing=replace(keys.drawing, rows=rows))
-    return answer(keys, policy_after(policy, on, keys.graph))
+    return answer(keys, request.steps)
 
 
-def answer(keys: Keys, policy: Policy) -> dict[str, object] | None:
-    """What the browser draws for `policy`, as a rerun with `keys` would draw it; None if the model was read since."""
-    state = _copy(keys.state, policy)
-    graph = drawn_graph(state)
+def answer(keys: Keys, steps: Iterable[BrowserStep]) -> dict[str, object] | None:
+    """What the browser draws after `steps`, as a rerun with `keys` would draw it; None if the model was read since.
+
+    Steps that the rerun knew are left out.
+    """
+    state = _copy(keys.state, keys.state.draft.spec)
+    graph, draft = drawn_graph(state), state.draft
     if graph is None or graph.fingerprint != keys.graph.fingerprint:
         return None
+    last_step = marks_of(draft, graph).last_step
+    for step in steps:
+        if step.n > last_step:
+            take_step(draft, graph, step)
+    work.forget_budget(state)
     work.recall(state)
     desk = desk_of(state, keys.drawing)
     parts: dict[str, object] = {
-        "on": policy.blocks,
+        "on": draft.spec.policy.blocks,
         "sentence": desk.sentence,
         "cells": list(map(asdict, desk.cells)),
         "budget": policy_line(state, desk.view, desk.forecast),
         "danger": desk.danger,
         "line": desk.line and desk.line._asdict(),
+        "tools": desk.tools,
+        "join": to_join(state, graph),
     }
     if desk.facts is not None:
         parts |= words(keys.drawing, paint_of(desk.facts, keys.drawing, of_cookie({})))

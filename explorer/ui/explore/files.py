@@ -128,7 +128,7 @@ def imported_notes(state: ExploreState, read: Reading) -> None:
 
 def policy_of(state: ExploreState, graph: ModelGraph) -> PolicyFile:
     """The drawn policy, with the evidence of the last run if the run used exactly this policy."""
-    drafts.absorb(state.draft, graph)
+    work.absorb(state, graph)
     spec = state.draft.spec
     shown = work.result(state, "shown")
     measured = isinstance(shown, Comparison) and shown.candidate.spec == spec

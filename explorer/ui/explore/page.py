@@ -15,10 +15,9 @@ from streamlit.delta_generator import DeltaGenerator
 
 from explorer.plan.why.caveats import why_not_predicted
 from explorer.record.graph import ModelGraph
-from explorer.record.plan import Forecast
-from explorer.ui.components import strip
+from explorer.ui.components import graph_tools, strip
 from explorer.ui.explore import budget, work
-from explorer.ui.explore.blocks import clicks_of, graph_panel, tools
+from explorer.ui.explore.blocks import about, graph_panel
 from explorer.ui.explore.desk import desk_of, freeze
 from explorer.ui.explore.files import imported_notes, policy_menu, run_menu
 from explorer.ui.explore.results import results
@@ -35,7 +34,6 @@ from explorer.ui.shared.tour import OnPage, outdated, tour_offer, tour_panel
 from explorer.ui.shared.tour import current as current_tour
 from explorer.view.graph.geometry import layout
 from explorer.view.text import explore as glossary
-from explorer.view.text.plan import effects_of_presets
 from explorer.view.text.runs import what_failed
 
 FILES_WIDTH = 310
@@ -96,7 +94,7 @@ def _take_over(state: ExploreState) -> None:
     page_job.take_part(state.job, partial(work.take_part, state))
     page_job.settle(state.job, partial(work.take, state))
     if (graph := drawn_graph(state)) is not None:
-        drafts.absorb(state.draft, graph)  # also the window, which `prepare` waits for
+        work.absorb(state, graph)  # also the window, which `prepare` waits for
     work.measure_next(state)
     work.prepare(state)
     state.charted = state.timeline = None
@@ -152,7 +150,7 @@ def _desk(state: ExploreState, slots: Slots) -> None:
     with slots.answer:
         small_text(desk.sentence)
     with slots.strip:
-        strip(desk.cells, clicks_of(state))
+        strip(desk.cells, about(state))
     with slots.notice.container():
         if view.did_not_fit:
             st.warning(escape(view.did_not_fit), icon=":material/memory:")
@@ -162,16 +160,14 @@ def _desk(state: ExploreState, slots: Slots) -> None:
             st.caption(escape(because))
     _danger(slots, desk.danger)
     if graph is not None and drawing is not None and facts is not None:
-        peak = view.baseline.step_peak_bytes if view.baseline else None
-        forecasts = {name: effect if chosen.units else Forecast() for name, (chosen, effect) in desk.presets.items()}
-        effects = effects_of_presets(forecasts, peak)
         if len(graph.blocks) > 1:
-            tools(state, graph, effects)
-            plans = budget.budget_row(state, view, graph, forecast)
+            with st.container(key="tools"):
+                names = [block.fqn for block in graph.blocks if block.fqn]
+                graph_tools({**desk.tools, "names": names, "about": about(state)})
+            budget.budget_row(state, view, graph, forecast, about(state))
         else:
-            plans = budget.SliderPlans()
             st.caption(glossary.NO_BLOCKS)
-        freeze(state, graph, drawing, plans)
+        freeze(state, graph, drawing)
         graph_panel(state, facts, drawing, desk.line)
         is_made = "made to fit" in graph.batch
         for note in filter(None, (graph.note, glossary.MADE_BATCH.format(graph.batch) if is_made else "")):
@@ -188,7 +184,7 @@ def _desk(state: ExploreState, slots: Slots) -> None:
 def _changes_charts(state: ExploreState, graph: ModelGraph) -> bool:
     """Takes over clicks in the graph. Another block, or a known result, changes the charts."""
     with whole():
-        drafts.absorb(state.draft, graph)
+        work.absorb(state, graph)
         return work.recall(state) or state.draft.redraw
 
 
@@ -215,7 +211,7 @@ def _bar(state: ExploreState, view: View) -> DeltaGenerator:
                     help=glossary.PREDICT if state.draft.predict else glossary.RUN,
                     label="Predict" if state.draft.predict else "Run",
                     ready=graph is not None and drafts.why_not_run(state.draft) in ("", glossary.NOTHING_RUNS),
-                    absorb=lambda: drafts.absorb(state.draft, graph) if graph is not None else None,
+                    absorb=lambda: work.absorb(state, graph) if graph is not None else None,
                     start=partial(work.compare, state),
                     take=partial(work.take, state),
                     take_part=partial(work.take_part, state),

@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from explorer.ui.components import payload
 from explorer.ui.explore import budget, work
-from explorer.ui.explore.blocks import paint_of
+from explorer.ui.explore.blocks import about, paint_of
 from explorer.ui.explore.desk import desk_of, freeze
 from explorer.ui.explore.memory import ABOVE, first_sketch
 from explorer.ui.explore.view import view_of
@@ -19,7 +19,6 @@ from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.elements import results_height
 from explorer.view.graph.geometry import layout
 from explorer.view.text.explore import ANSWERS, PageAnswer
-from explorer.view.text.plan import SLIDER
 
 
 def preview(query: Mapping[str, str], cookies: Mapping[str, str]) -> dict[str, object] | None:
@@ -38,10 +37,9 @@ def preview(query: Mapping[str, str], cookies: Mapping[str, str]) -> dict[str, o
     height, slider = results_height(visitor) - ABOVE, None
     front = budget.points(state, view, budget.search_of(view))
     if len(front) > 1:
-        labels, position = budget.slider(state, view, front, desk.forecast)
-        slider = {"name": SLIDER, "labels": labels, "at": position}
-    freeze(state, view.graph, drawing, budget.SliderPlans())
-    graph = {"desk": state.draft.widget}
+        slider = budget.slider(state, view, front, desk.forecast)
+    freeze(state, view.graph, drawing)
+    graph = about(state) | {"on": ()}
     return {
         "origin": view.stand_in.in_words if view.stand_in is not None else "",
         "words": ANSWERS[view.answer][0].rpartition("] ")[2],

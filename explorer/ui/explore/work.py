@@ -75,8 +75,6 @@ class ExploreState:
     tick: tuple[str, int] | None = None
     """Run and event picked in the timeline; None: the peak."""
     budget: Budget = field(default_factory=Budget)
-    slid: Policy | None = None
-    """Policy that the slider drew last: a drag is one step of undo."""
     charted: Policy | None = None
     """The policy that a chart is about which follows the graph; None: no such chart is open."""
     timeline: tuple[str, Axis] | None = None
@@ -258,6 +256,18 @@ def prediction_of(spec: RunSpec) -> Measure | MeasureRanks:
 def baseline_spec(state: ExploreState) -> RunSpec:
     """The baseline of the draft: the run that keeps everything."""
     return replace(state.draft.spec, policy=KEEP_ALL)
+
+
+def absorb(state: ExploreState, graph: ModelGraph, *, until_press: bool = False) -> None:
+    """Takes over new steps of the browser (`draft.absorb`)."""
+    drafts.absorb(state.draft, graph, until_press=until_press)
+    forget_budget(state)
+
+
+def forget_budget(state: ExploreState) -> None:
+    """Clears the typed budget if a decision was undone: the text was about the policy that was taken back."""
+    if state.draft.undone:
+        state.budget, state.draft.undone = Budget(), False
 
 
 def recall(state: ExploreState) -> bool:

@@ -1,7 +1,8 @@
 """The run that a visitor draws on any page: model, policy and options, with undo, without measured results.
 
-Clicks in the Explore page's graph arrive in `absorb`. Another model has another graph widget, so that late marks for
-the old widget cannot reach the new widget. The widget's name shows pages whose results are about another model.
+Steps of the Explore page's graph, its tools and its slider arrive in `absorb`. Another model has another graph widget,
+so that late steps for the old widget cannot reach the new widget. The widget's name shows pages whose results are about
+another model.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from explorer.errors import BadInput, ExplorerError
 from explorer.plan.card.allocator_options import parse_options
 from explorer.plan.card.cards import parse_card
 from explorer.plan.policy import block_names as decision
+from explorer.plan.policy.presets import preset
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import Ranks, RunSpec
 from explorer.ui import components
-from explorer.ui.components import GraphMarks
+from explorer.ui.components import BrowserStep, GraphMarks
 from explorer.ui.session import address, backend, window
 from explorer.ui.session.repository import runs
 from explorer.ui.session.values import once_a_press, session_value
@@ -87,10 +89,16 @@ class Draft:
     """Key of the Explore page's graph."""
     marks: GraphMarks | None = None
     """State of the graph, as the page knows it; None until the graph is drawn."""
+    plans: dict[int, tuple[tuple[Unit, ...], ...]] = field(default_factory=dict)
+    """Units that each place of the slider draws, by version of the plans."""
+    slid: Policy | None = None
+    """Policy that the slider drew last: a drag is one step of undo."""
     history: History[Policy] = field(default_factory=History)
     """Policies before the drawn policy, and undone policies."""
     redraw: bool = False
     """More than the graph has to be drawn again."""
+    undone: bool = False
+    """A decision was undone or redone: what was typed about the policy is out of date."""
     jump: tuple[str, int] | None = None
     """Block to scroll to, and how many jumps there were."""
     message: str = ""
@@ -220,71 +228,111 @@ def set_option(draft: Draft, graph: ModelGraph | None, name: str, value: object)
 
 
 def marks_of(draft: Draft, graph: ModelGraph) -> GraphMarks:
-    """The state of the drawn graph, made on first use from the policy."""
+    """The state of the drawn graph, made on first use."""
     if draft.marks is None:
         draft.marks = GraphMarks(open=list(default_open(graph)))
-        draft.marks.on = list(draft.spec.policy.blocks)
     return draft.marks
 
 
 def absorb(draft: Draft, graph: ModelGraph, *, until_press: bool = False) -> None:
-    """Takes over new clicks; a changed policy goes on the undo list.
+    """Takes over new steps of the browser; a changed policy goes on the undo list.
 
-    With `until_press`, takes over only the clicks before the button whose callback calls this function.
+    With `until_press`, takes over only the steps before the button whose callback calls this function.
     """
-    marks = marks_of(draft, graph)
     message = st.session_state.get(draft.widget)
     draft.redraw |= window.take(message)
-    selected = marks.selected
-    if not components.adopt_marks(marks, message, until_press=until_press):
+    steps = components.new_steps(marks_of(draft, graph), message, until_press=until_press)
+    for step in steps:
+        take_step(draft, graph, step)
+    if steps:
+        to_address(draft)
+
+
+def take_step(draft: Draft, graph: ModelGraph, step: BrowserStep) -> None:
+    """Takes over one step. A pattern or preset that chooses nothing becomes the draft's message."""
+    if step.kind in ("undo", "redo"):
+        undo(draft, forward=step.kind == "redo")
+    elif step.kind == "place":
+        _slide(draft, step)
+    elif step.kind == "jump":
+        draft.jump = unfolded(marks_of(draft, graph), graph, "".join(step.ids), draft.jump)
+        draft.redraw = True
+    elif step.kind in ("preset", "match"):
+        with _reading(draft):
+            _record(draft, _chosen(draft.spec.policy, graph, step))
+        draft.redraw |= bool(draft.message)
+    elif step.kind in ("on", "join"):
+        _record(draft, _chosen(draft.spec.policy, graph, step))
+    else:
+        components.look(marks_of(draft, graph), step)
+        draft.redraw |= step.kind == "select"
+
+
+def _chosen(policy: Policy, graph: ModelGraph, step: BrowserStep) -> Policy:
+    """`policy` after a step that chooses blocks; its options stay. Raises BadInput."""
+    name, *_ = step.ids or ("",)
+    if step.kind == "preset":
+        return with_units(policy, preset(name, graph).units)
+    if step.kind == "join":
+        return decision.joined(policy, name, step.ids[-1])
+    if step.kind == "match":
+        matches = decision.matching(name, [block.fqn for block in graph.blocks if block.fqn and block.n_calls])
+        new = Policy.recompute(fqn for fqn in matches if fqn not in policy.blocks).units
+        return with_units(policy, (*policy.units, *new))
+    blocks = [fqn for fqn in step.ids if fqn in graph.by_fqn or fqn in policy.blocks]
+    return decision.policy_after(policy, components.flipped(policy.blocks, blocks), graph)
+
+
+REMEMBERED_PLANS = 8
+"""Number of versions of the slider's plans whose moves may still arrive."""
+
+
+def offer_plans(draft: Draft, plans: tuple[tuple[Unit, ...], ...]) -> int:
+    """Notes the units that each place of the slider draws. Returns the version that a move names."""
+    version = max(draft.plans, default=0)
+    if draft.plans.get(version) != plans:
+        version += 1
+        draft.plans[version] = plans
+        draft.plans.pop(version - REMEMBERED_PLANS, None)
+    return version
+
+
+def _slide(draft: Draft, step: BrowserStep) -> None:
+    """Draws the plan that the slider was moved to; moves one after another are one step of undo."""
+    plans, before = draft.plans.get(step.version, ()), draft.spec.policy
+    if not 0 <= step.place < len(plans):
         return
-    draft.redraw |= marks.selected != selected
-    policy = draft.spec.policy
-    if set(marks.on) != set(policy.blocks):
-        _record(draft, decision.policy_after(policy, marks.on, graph))
+    _record(draft, with_units(before, plans[step.place]))
+    if draft.slid == before and draft.spec.policy != before and len(draft.history.past) > 1:
+        draft.history.past.pop()
+    draft.slid = draft.spec.policy
 
 
 def set_policy(draft: Draft, policy: Policy, graph: ModelGraph) -> None:
-    """A preset, an import, an option of the policy: one step of undo."""
+    """A policy from elsewhere, an option of the policy: one step of undo."""
     absorb(draft, graph, until_press=True)
-    if policy == draft.spec.policy:
-        return
     _record(draft, policy)
-    components.replace_marks(marks_of(draft, graph), policy.blocks)
-
-
-def undo(draft: Draft, graph: ModelGraph, *, forward: bool = False) -> None:
-    """Undoes one decision; `forward` redoes it."""
-    absorb(draft, graph, until_press=True)
-    policy = draft.history.step(lambda _: draft.spec.policy, forward=forward)
-    if policy is None:
-        return
-    _take_over(draft, policy)
-    components.replace_marks(marks_of(draft, graph), draft.spec.policy.blocks)
     to_address(draft)
 
 
-def join(draft: Draft, graph: ModelGraph, blocks: tuple[str, str]) -> None:
-    """Recomputes two blocks as one segment."""
-    absorb(draft, graph, until_press=True)
-    set_policy(draft, decision.joined(draft.spec.policy, *blocks), graph)
+def undo(draft: Draft, *, forward: bool = False) -> None:
+    """Undoes one decision; `forward` redoes it."""
+    policy = draft.history.step(lambda _: draft.spec.policy, forward=forward)
+    if policy is not None:
+        draft.undone = True
+        _take_over(draft, policy)
 
 
 def _record(draft: Draft, policy: Policy) -> None:
-    draft.history.record(draft.spec.policy)
-    _take_over(draft, policy)
-    to_address(draft)
+    if policy != draft.spec.policy:
+        draft.history.record(draft.spec.policy)
+        _take_over(draft, policy)
 
 
 def _take_over(draft: Draft, policy: Policy) -> None:
     """Sets the policy. A click does not redraw the options of a policy, so a change of options redraws the page."""
     draft.redraw |= with_units(policy, ()) != with_units(draft.spec.policy, ())
     draft.spec = replace(draft.spec, policy=policy)
-
-
-def jump_to(draft: Draft, graph: ModelGraph, fqn: str) -> None:
-    """Unfolds whatever hides `fqn` and scrolls to it."""
-    draft.jump = unfolded(marks_of(draft, graph), graph, fqn, draft.jump)
 
 
 def unfolded(marks: GraphMarks, graph: ModelGraph, fqn: str, jump: tuple[str, int] | None) -> tuple[str, int]:
@@ -296,8 +344,9 @@ def unfolded(marks: GraphMarks, graph: ModelGraph, fqn: str, jump: tuple[str, in
 def select(draft: Draft, graph: ModelGraph, fqn: str) -> None:
     """Selects `fqn` and scrolls to it, from outside the graph."""
     absorb(draft, graph)
-    marks_of(draft, graph).selected = fqn
-    jump_to(draft, graph, fqn)
+    marks = marks_of(draft, graph)
+    marks.selected = fqn
+    draft.jump = unfolded(marks, graph, fqn, draft.jump)
 
 
 def to_address(draft: Draft) -> None:

@@ -1,25 +1,29 @@
 // Draws the boxes where explorer/view/graph/geometry.py put them and keeps the marks between two answers of the server.
 //
-// 1. Every click is shown at once and sends all marks with a sequence number and the revision they stand on.
-// 2. The server answers with its marks and the number it has seen; what is drawn is always that answer with the
-//    clicks that are not yet in it flipped on top. So an old answer undoes no click.
-// 3. A new `revision` (preset, undo, import) replaces the server's marks. A message that still stands on an older
-//    revision is applied by what it flipped there: neither the preset nor the click is lost.
-// 4. Streamlit may hand a click and a preset to the server in one rerun, where their order is gone. So a message says
-//    which of its clicks came before the last press outside the graph, unless the server has answered those: `press`
-//    is the whole message as it stood at that press. A press that finds clicks under way sends it at once. What
-//    replaces the marks takes over `press` first; the rest lies on top of it by rule 3.
+// 1. What a person does is a list of numbered steps: marks that are flipped, a preset, an undo. What a step shows without
+//    the server is shown at once. The server is sent all steps that it is not known to have taken over.
+// 2. The server answers with its marks and the number of the last step that it has taken over; what is drawn is always
+//    that answer with the later flips on top. So an old answer undoes no step.
+// 3. A step says what to change, not what to end with. A preset from elsewhere and a click that crosses it both count.
+// 4. Streamlit may hand a step and a press outside to the server in one rerun, where their order is gone. So a message has
+//    the number of the last step before the last press outside. Such a press sends the steps under way at once. What the
+//    press does comes behind those steps.
 // 5. Text reaches the page through textContent and setAttribute alone: a module may have any name.
-// 6. A page with a desk (ui/components/desk.js) answers clicks before the server does: the server is told at rest, or at
-//    a press outside. Until it knows of a click or of a move of the slider, labels are those of the desk's answer.
+// 6. A page with a desk (ui/components/desk.js) answers steps before the server does: the server is told at rest, or at
+//    a press outside. Tools and slider add steps here. Until the server knows all of them, labels are those of the desk's
+//    answer, and so are the marks behind a step that only the server can take, such as undo.
 // 7. Streamlit ends a call as soon as the next answer has overtaken the call's import of this file. The graph still
-//    stands then, and keeps its view with the clicks under way; a view goes with its place in the document.
-// 8. The document draws a graph that is `early`, before Streamlit is there. The page's own graph, once it is drawn, does
-//    what was done there: marks, folds and selection; from then on clicks reach the page's graph, which lies below.
+//    stands then, and keeps its view; a view goes with its place in the document. The steps under way stay with the desk:
+//    Streamlit may draw the graph in another place.
+// 8. The document draws a graph that is `early`, before Streamlit is there. The page's own graph, once it is drawn, takes
+//    over the steps that were done there; from then on clicks reach the page's graph, which lies below.
 
 const views = new WeakMap()
 const NARROW = 900 // pixels of width below which graph and charts stand one above the other
 const OUTSIDE = ["pointerdown", "click", "keydown"] // a press by mouse, by script, by key
+const PARTS = ".graph, .segment, .tools, .slide" // a press there is a step, or none
+const LOOKS = ["open", "select", "jump"] // steps that change no policy: only a rerun draws them
+const FLIPS = ["on", "cuts", ...LOOKS] // steps that show without the server
 const SVG = "http://www.w3.org/2000/svg"
 const WORDS = { true: "recompute", false: "keep", inside: "recomputed", every: "all inside", some: "part inside" }
 
@@ -277,27 +281,23 @@ function paintRow(node, [bytes, note, badges, title, heat, , bar], stage, joined
 
 // ---- what a person does
 
-// The server's marks with the clicks that are not yet in them (rule 2).
-function marked(v) {
-  const on = new Set(v.served)
-  for (const { kind, flips } of v.pending) if (kind === "on") xor(on, flips)
-  return [...on]
+// The server's marks of one kind, with the steps behind number `last` that flip them (rule 2).
+function flipped(v, kind, marks, last = 0) {
+  const set = new Set(marks)
+  for (const step of v.list.steps) if (step.kind === kind && step.n > last) xor(set, step.ids)
+  return set
 }
 
-function message(v) {
-  const { seq, revision, open, cuts, selected } = v
-  return { seq, base: revision, on: marked(v), open: [...open], cuts: [...cuts], selected }
-}
-
-function send(v, flips = [], kind = "on") {
-  v.pending.push({ seq: ++v.seq, kind, flips })
-  if (!v.desk || kind !== "on" || !flips.length) return tell(v)
-  v.desk.change(v, { seq: v.seq }, () => tell(v)) // rule 6
+function act(v, step, rest) {
+  if (step.kind === "place" && v.list.steps.at(-1)?.kind === "place") v.list.steps.pop() // of one drag
+  v.list.steps.push({ n: ++v.list.n, ...step })
+  if (v.desk && !LOOKS.includes(step.kind)) v.desk.changed(v.list.n, rest) // rule 6
+  else tell(v)
 }
 
 function tell(v) {
-  v.desk?.isTold(v)
-  v.emit("marks", { ...message(v), press: v.press })
+  v.desk?.isTold()
+  v.emit("steps", { list: v.list.steps, press: v.list.press })
 }
 
 // Rows in view, and those within a screen of them: a rerun draws the others soon enough.
@@ -306,34 +306,42 @@ function inView(v) {
   return [...v.nodes.values()].filter(({ top, bottom }) => bottom > first && top < last).map(({ id }) => id)
 }
 
-// What the desk asks about the marks, and draws of the answer. Only the server knows the marks of a move; clicks after
-// `last`, the last one of the question, lie on top of them.
+// What the desk asks, and draws of the answer to the steps up to number `last`.
 function forDesk(v) {
-  const marks = () => {
-    const [question, move] = [{ graph: v.key, base: v.revision, rows: inView(v) }, v.desk.move]
-    if (!move) return { ...question, on: marked(v) }
-    const on = new Set()
-    for (const { seq, flips } of v.pending) if (seq > move.seq) xor(on, flips)
-    return { ...question, on: [...on], place: move.place, version: move.version }
-  }
+  const question = () => ({ graph: v.key, steps: v.list.steps, rows: inView(v) })
   const draw = (answer, last) => {
-    if (v.desk.move) {
-      v.on = new Set(answer.on)
-      for (const { seq, kind, flips } of v.pending) if (kind === "on" && seq > last) xor(v.on, flips)
-    }
+    v.on = flipped(v, "on", answer.on, last)
     paint(v, { ...answer, colours: v.colours })
+    offer(v, answer.join)
     mark(v)
   }
   const takeOver = () => {
     if (v.isEarly) v.root.style.pointerEvents = "none"
-    return v.isEarly && v.seq ? message(v) : null // rule 8
+    return v.isEarly ? v.list.steps : [] // rule 8
   }
-  return { marks, draw, seq: () => v.seq, takeOver }
+  // A name that is drawn is found without the server.
+  const jumpTo = (id) => (v.nodes.has(id) ? jump(v, id) : act(v, { kind: "jump", ids: [id] }))
+  return { question, draw, takeOver, act: (step, rest) => act(v, step, rest), jumpTo, tell: () => tell(v) }
+}
+
+function jump(v, id) {
+  rove(v, id, false)
+  const { box } = v.nodes.get(id)
+  v.root.scrollTop = box.offsetTop - v.root.clientHeight / 2 + 20
+  box.classList.add("found")
+  setTimeout(() => box.classList.remove("found"), 1600)
+}
+
+function offer(v, join) {
+  if (!v.segment) return
+  v.join = join ?? []
+  v.segment.hidden = !v.join.length
+  put(v.segment.lastChild, `Recompute ${v.join.join(" and ")} as one segment`)
 }
 
 function onPress(v, event) {
-  if (event.composedPath().includes(v.root) || !v.pending.length || v.press?.seq === v.seq) return
-  v.press = message(v)
+  if (event.composedPath().some((e) => e.matches?.(PARTS)) || !v.list.steps.length || v.list.press === v.list.n) return
+  v.list.press = v.list.n
   tell(v) // rule 4
 }
 
@@ -351,21 +359,22 @@ function fold(v, node) {
   const opening = !v.open.has(node.id)
   opening ? v.open.add(node.id) : v.open.delete(node.id)
   node.box.setAttribute("aria-expanded", opening)
-  send(v)
+  act(v, { kind: "open", ids: [node.id] })
 }
 
 function pick(v, id) {
   v.selected = v.selected === id ? "" : id
   mark(v)
-  send(v)
+  act(v, { kind: "select", ids: v.selected ? [v.selected] : [] })
 }
 
 const xor = (set, ids) => ids.forEach((id) => set.delete(id) || set.add(id))
 
 function flip(v, kind, ids) {
+  if (!ids.length) return
   xor(v[kind], ids)
   mark(v)
-  send(v, ids, kind)
+  act(v, { kind, ids })
 }
 
 function rove(v, id, focus) {
@@ -473,17 +482,18 @@ function onResize(v) {
 
 export default function ({ data: [data], parentElement, setStateValue }) {
   let v = views.get(parentElement)
-  let early = null
-  if (!v) {
-    early = data.desk && globalThis.explorerDesk?.graph?.takeOver()
+  const isFirst = !v
+  if (isFirst) {
     v = { root: parentElement.querySelector(".graph"), nodes: new Map(), cutNodes: new Map(), actions: new Map() }
-    Object.assign(v, { on: new Set(), open: new Set(), cuts: new Set(), selected: "", seq: 0, pending: [], press: null, scrolled: 0, isEarly: data.early })
+    Object.assign(v, { selected: "", scrolled: 0, isEarly: data.early })
     v.asked = forDesk(v)
     v.root.onclick = (event) => onClick(v, event)
     v.root.onkeydown = (event) => onKey(v, event)
     v.root.onscroll = () => (v.scrolled = v.root.scrollTop) // to ask later would lay out the page in the midst of a click
     // No property of this name is a handler in Chromium.
     v.root.addEventListener("focusin", ({ target }) => target.dataset.id !== undefined && rove(v, target.dataset.id, false))
+    v.segment = parentElement.querySelector(".segment")
+    if (v.segment) v.segment.onclick = () => act(v, { kind: "join", ids: v.join })
     v.onpress = (event) => onPress(v, event)
     for (const kind of OUTSIDE) document.addEventListener(kind, v.onpress, true)
     v.onframe = ({ detail }) => showFrame(v, detail)
@@ -491,44 +501,35 @@ export default function ({ data: [data], parentElement, setStateValue }) {
     v.onresize = () => onResize(v)
     window.addEventListener("resize", v.onresize)
     views.set(parentElement, v)
+    v.list = data.desk ? globalThis.explorerDesk.listOf(data) : { steps: [], n: 0, press: 0 }
   }
   v.emit = setStateValue
   v.root.style.maxHeight = `${data.height}px`
   if (!v.window || !data.window?.known) v.window = data.window
   onResize(v)
   v.desk = data.desk && globalThis.explorerDesk
-  const isNew = v.shape !== data.shape || v.revision !== data.revision
-  if (v.shape !== data.shape) {
+  const isNew = v.shape !== data.shape
+  v.list.steps = v.list.steps.filter(({ n }) => n > data.taken)
+  v.list.n = Math.max(v.list.n, data.taken + v.list.steps.length)
+  v.cuts = flipped(v, "cuts", data.cuts)
+  v.open = flipped(v, "open", data.open)
+  const picked = v.list.steps.findLast(({ kind }) => kind === "select")
+  v.selected = picked ? picked.ids.join("") : data.selected
+  if (isFirst || v.list.steps.every(({ kind }) => FLIPS.includes(kind))) v.on = flipped(v, "on", data.on)
+  if (isNew) {
     draw(v, data.geometry)
     v.shape = data.shape
   }
-  v.served = data.on
-  v.cuts = new Set(data.cuts)
-  v.pending = v.pending.filter(({ seq }) => seq > data.seq)
-  for (const { kind, flips } of v.pending) if (kind === "cuts") xor(v.cuts, flips)
-  if (v.press && v.press.seq <= data.seq) v.press = null
-  if (!v.pending.length) {
-    v.open = new Set(data.open)
-    v.selected = data.selected
-  }
-  v.seq = Math.max(v.seq, data.seq)
-  Object.assign(v, { revision: data.revision, key: data.desk, colours: data.colours, height: data.height })
+  Object.assign(v, { key: data.desk, colours: data.colours, height: data.height })
   const isAhead = v.desk?.heard(data, v.asked) // rule 6
-  if (!v.desk?.move) v.on = new Set(marked(v))
   if (!isAhead || isNew) paint(v, data)
-  if (isAhead && isNew) v.desk.askAgain()
+  if (!isAhead) offer(v, data.join)
+  if (isFirst && v.list.steps.length) v.desk?.changed(v.list.n)
+  else if (isAhead) v.desk.askAgain()
   mark(v)
-  if (early) {
-    Object.assign(v, { open: new Set(early.open), selected: early.selected })
-    flip(v, "on", early.on)
-  }
   if (data.jump && data.jump.n !== v.jump && v.nodes.has(data.jump.id)) {
     v.jump = data.jump.n
-    rove(v, data.jump.id, false)
-    const box = v.nodes.get(data.jump.id).box
-    v.root.scrollTop = box.offsetTop - v.root.clientHeight / 2 + 20
-    box.classList.add("found")
-    setTimeout(() => box.classList.remove("found"), 1600)
+    jump(v, data.jump.id)
   }
   return () => {
     if (parentElement.isConnected) return // rule 7

@@ -11,7 +11,7 @@ const [pick, all] = [(selector) => explorable.querySelector(selector), (selector
 // A block may have any name, `constructor` and `__proto__` too: what is found by a name is a Map.
 const mapOf = (named) => new Map(Object.entries(named));
 const [labels, members, saved, presets] = [facts.graph.labels, facts.graph.members, facts.graph.saved, facts.presets].map(mapOf);
-const page = { policy: [], undo: [], last: "", level: 0, answer: null, seq: 0, selected: "" };
+const page = { policy: [], undo: [], last: "", level: 0, answer: null, taken: 0, selected: "" };
 const place = new Map(facts.order.map((fqn, i) => [fqn, i]));
 const MINUS = "\u2212", NO_FIGURE = "not predicted", POINTS = 1000;
 
@@ -180,28 +180,27 @@ host.querySelector("style").textContent = blockGraphStyle;
 
 function drawGraph() {
   const level = facts.graph.levels[page.level];
-  const data = { ...facts.graph, ...level, labels: labelsOf(page.policy), on: [...on(page.policy)], cuts: [], seq: page.seq, revision: page.seq,
+  const data = { ...facts.graph, ...level, labels: labelsOf(page.policy), on: [...on(page.policy)], cuts: [], taken: page.taken,
     selected: page.selected, segments: page.policy.filter((unit) => unit.blocks.length > 1).map((unit) => unit.blocks),
     actions: Object.fromEntries(page.policy.filter((unit) => unit.save_ops.length).flatMap((unit) => unit.blocks.map((fqn) => [fqn, "save ops"]))),
     jump: null, height: 560, window: null };
-  blockGraph({ data: [data], parentElement: host, setStateValue: onMarks });
+  blockGraph({ data: [data], parentElement: host, setStateValue: onSteps });
 }
 
-function onMarks(name, marks) {
-  if (name !== "marks") return;
-  page.seq = marks.seq;
-  page.selected = marks.selected;
-  const levels = facts.graph.levels, open = new Set(levels[page.level].open), wanted = new Set(marks.open);
-  const changed = [...open, ...wanted].find((id) => open.has(id) !== wanted.has(id));
-  if (changed !== undefined) {
-    const fits = levels.map((level) => level.open.includes(changed) === wanted.has(changed));
-    page.level = wanted.has(changed) ? fits.indexOf(true) : fits.lastIndexOf(true);
-    return drawGraph();
+function onSteps(name, steps) {
+  if (name !== "steps") return;
+  const { n, kind, ids } = steps.list.at(-1);
+  page.taken = n;
+  if (kind === "select") page.selected = ids.join("");
+  if (kind === "open") {
+    const levels = facts.graph.levels, opens = !levels[page.level].open.includes(ids[0]);
+    const fits = levels.map((level) => level.open.includes(ids[0]) === opens);
+    page.level = opens ? fits.indexOf(true) : fits.lastIndexOf(true);
   }
-  const before = on(page.policy), after = new Set(marks.on);
-  const flipped = [...before, ...after].filter((fqn) => before.has(fqn) !== after.has(fqn));
-  if (!flipped.length) return drawGraph();
-  page.last = flipped.at(-1);
+  if (kind !== "on") return drawGraph();
+  const after = on(page.policy);
+  for (const fqn of ids) after.delete(fqn) || after.add(fqn);
+  page.last = ids.at(-1);
   show(policyAfter(page.policy, after));
 }
 

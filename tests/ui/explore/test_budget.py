@@ -13,7 +13,7 @@ from explorer.jobs.protocol import Compare, FindPlans
 from explorer.record import Comparison, Failure, ModelGraph, Policy, RunSpec
 from explorer.record.measurement import Samples, Times
 from explorer.record.plan import Forecast, Wish
-from explorer.ui.explore import blocks, budget, front
+from explorer.ui.explore import budget, front
 from explorer.ui.explore.view import View, cost, planned_time, predicted, predicted_presets, view_of
 from explorer.ui.session.repository import KeyedRun
 from explorer.view.drawing.units import mib
@@ -33,6 +33,7 @@ from tests.ui.page_driver import (
     settle,
     slide,
     slider,
+    take,
     texts,
     widget,
 )
@@ -207,7 +208,7 @@ def test_the_least_peak_is_one_figure_in_sentence_slider_and_front(app: App, mon
     assert least.startswith("34") and f"least that can be reached is {least}" in refusals(at)[0]
 
 
-def test_a_drag_is_one_step_of_undo(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drag_is_one_step_of_undo(app: App) -> None:
     at = say(app(), on=["head"])
     assert len(slider(at)) > 3
     for position in (2, 1, 0):
@@ -215,10 +216,9 @@ def test_a_drag_is_one_step_of_undo(app: App, monkeypatch: pytest.MonkeyPatch) -
     assert peak_bytes(at) <= 35 * MIB
     at = press(at, "undo")
     assert graph_data(at)["on"] == ["head"]
-    state = at.session_state["explore"]
-    points = budget.points(state, view_of(state), budget.search_of(view_of(state)))
-    monkeypatch.setattr(blocks, "catch_up", lambda key: budget._slide(state, GRAPH, points, 0))
-    assert graph_data(press(at, "undo"))["on"] == ["head"], "an undo that arrives with the last move takes that back"
+    version = next(data["version"] for data in component_data(at) if "version" in data)
+    at = take(at, {"kind": "place", "place": 0, "version": version}, {"kind": "undo"})
+    assert graph_data(at)["on"] == ["head"], "an undo that arrives with the last move takes that back"
 
 
 def test_the_front_is_found_once_gives_way_to_a_run_and_is_found_behind_it(app: App, worker: FakeWorker) -> None:

@@ -19,10 +19,11 @@ from explorer.jobs import run_file
 from explorer.jobs.protocol import Compare, Measure
 from explorer.plan.catalogue import recorded_sample
 from explorer.plan.policy.presets import preset, preset_titles
-from explorer.record import KEEP_ALL, Failure, Measurement, ModelGraph, ModelRef, Policy
+from explorer.record import KEEP_ALL, Failure, Measurement, ModelGraph, ModelRef
+from explorer.record.base import from_plain
 from explorer.record.run import Ranks
 from explorer.ui.explore import desk
-from explorer.ui.explore.desk import BrowserMarks, answer_to
+from explorer.ui.explore.desk import AnswerRequest, answer_to
 from explorer.ui.explore.view import View, view_of
 from explorer.ui.explore.work import EarlierRun
 from explorer.ui.session import repository
@@ -37,6 +38,7 @@ from tests.ui.page_driver import (
     component_data,
     figures,
     graph_data,
+    message,
     press,
     say,
     settle,
@@ -45,7 +47,9 @@ from tests.ui.page_driver import (
     spec,
     start_only,
     strip_cells,
+    take,
     texts,
+    tools,
     upload,
     widget,
 )
@@ -69,10 +73,15 @@ def policies(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
 
 
 def ask(at: AppTest, on: tuple[str, ...], **of: Any) -> dict[str, Any] | None:
-    """What the route answers, as the browser reads it."""
-    data = graph_data(at)
-    marks = BrowserMarks(**{"graph": at.session_state["draft"].widget, "base": data["revision"], "on": on} | of)
-    answered: dict[str, Any] | None = json.loads(json.dumps(answer_to(marks)))
+    """What the route answers to a click after which `on` is recomputed, as the browser reads it."""
+    return ask_after(at, *message(at, on=list(on))["steps"]["list"], **of)
+
+
+def ask_after(at: AppTest, *chosen: dict[str, Any], **of: Any) -> dict[str, Any] | None:
+    """What the route answers after these steps, as the browser reads it."""
+    listed = [{"n": graph_data(at)["taken"] + i, **step} for i, step in enumerate(chosen, 1)]
+    question = {"graph": at.session_state["draft"].widget, "steps": listed} | of
+    answered: dict[str, Any] | None = json.loads(json.dumps(answer_to(from_plain(question, AnswerRequest))))
     return answered
 
 
@@ -82,8 +91,9 @@ def check(at: AppTest, answered: dict[str, Any] | None) -> None:
     data = graph_data(at)
     assert answered["cells"] == strip_cells(at)
     assert sorted(answered["on"]) == sorted(data["on"])
-    for name in ("labels", "segments", "actions", "line"):
+    for name in ("labels", "segments", "actions", "line", "join"):
         assert answered[name] == data[name], name
+    assert answered["tools"] == {name: tools(at)[name] for name in answered["tools"]}
     assert f":small[{answered['sentence']}]" in [element.value for element in at.markdown]
     assert answered["budget"] is None or f":small[{answered['budget']}]" in [element.value for element in at.markdown]
     dangers = [element.value for element in at.error]
@@ -266,16 +276,40 @@ def test_hazards_segments_actions_and_a_picked_moment_are_answered(app: App, wor
 def test_each_place_of_the_slider_is_answered_with_the_clicks_behind_it(app: App) -> None:
     at = say(app(), on=["head"])
     version = next(data["version"] for data in component_data(at) if "at" in data)
-    n_places = len(slider(at))
-    assert n_places > 2
-    answers = [ask(at, (), place=place, version=version) for place in range(n_places)]
-    clicked = ask(at, ("norm",), place=0, version=version)
-    assert ask(at, (), place=n_places, version=version) is ask(at, (), place=-1, version=version) is None
-    assert ask(at, (), place=0, version=version + 1) is None, "other labels"
+    places = [{"kind": "place", "place": place, "version": version} for place in range(len(slider(at)))]
+    assert len(places) > 2
+    answers = [ask_after(at, place) for place in places]
+    clicked = ask_after(at, places[0], {"kind": "on", "ids": ["norm"]})
+    for other in ({"place": len(places)}, {"place": -1}, {"version": version + 1}):
+        answered = ask_after(at, places[0] | other)
+        assert answered is not None and answered["on"] == ["head"], "no such place, or other plans"
     for place, answered in enumerate(answers):
         check(slide(at, place), answered)
     on = graph_data(slide(at, 0))["on"]
     check(say(at, on=sorted({*on} ^ {"norm"})), clicked)
+
+
+STEPS: dict[str, list[dict[str, Any]]] = {
+    **{name: [{"kind": "preset", "ids": [name]}] for name in preset_titles()},
+    "a preset of no name": [{"kind": "preset", "ids": ["none"]}],
+    "a pattern": [{"kind": "match", "ids": ["blocks.*.mlp"]}],
+    "a pattern that matches nothing": [{"kind": "match", "ids": ["*.nothing"]}],
+    "undo": [{"kind": "undo"}],
+    "undo and redo": [{"kind": "undo"}, {"kind": "undo"}, {"kind": "redo"}],
+    "a segment": [{"kind": "join", "ids": ["blocks.0", "blocks.1"]}],
+    "no segment": [{"kind": "join", "ids": ["blocks.0"]}],
+    "a selection": [{"kind": "select", "ids": ["blocks.0"]}],
+    "a block of no model": [{"kind": "on", "ids": ["nothing"]}],
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_each_press_is_answered_as_a_rerun_draws_it(app: App, name: str) -> None:
+    at = say(say(app(), on=["blocks.0", "blocks.1"], open=["blocks"]), on=["blocks.0", "blocks.1", "head"])
+    before = graph_data(at)["on"]
+    answered = ask_after(at, *STEPS[name])
+    assert graph_data(at.run())["on"] == before, "a question changes nothing"
+    check(take(at, *STEPS[name]), answered)
 
 
 def test_only_the_words_of_rows_in_view_travel(app: App) -> None:
@@ -285,16 +319,14 @@ def test_only_the_words_of_rows_in_view_travel(app: App) -> None:
     assert answered is not None and in_view == answered | {"labels": {id: answered["labels"][id] for id in rows}}
 
 
-def test_marks_that_the_page_has_replaced_since_have_no_answer(app: App) -> None:
+def test_steps_that_the_page_has_taken_over_count_once(app: App) -> None:
     at = say(app(), on=["head"])
-    base = graph_data(at)["revision"]
-    assert ask(at, ("norm",)) is not None
-    assert ask(at, ("norm",), graph="block_graph_of_no_page") is None
-    assert ask(at, ("no block of this model",)) is None
-    press(at, "undo")
-    assert ask(at, ("norm",), base=base) is None
-    assert ask(at, ("norm",)) is not None
+    clicked = message(at, on=["head", "norm"])["steps"]["list"]
+    answered = ask_after(at, *clicked)
+    assert answered is not None and answered["on"] == ["norm", "head"]
+    check(take(at, {"kind": "on", "ids": ["norm"]}), ask_after(at, *clicked))
+    assert ask_after(at, graph="block_graph_of_no_page") is None
     keys = desk._keys.get(at.session_state["draft"].widget)
     assert keys is not None
     other = dataclasses.replace(keys, graph=replace(GRAPH, blocks=GRAPH.blocks[:-1]))
-    assert desk.answer(other, Policy()) is None, "the model was read again, and is another"
+    assert desk.answer(other, ()) is None, "the model was read again, and is another"

@@ -24,8 +24,9 @@ from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from explorer.ui import navigation, server
+from explorer.ui.components import BrowserStep
 from explorer.ui.explore import page, work
-from explorer.ui.explore.desk import BrowserMarks, answer_to
+from explorer.ui.explore.desk import AnswerRequest, answer_to
 from explorer.ui.explore.preview import preview
 from explorer.ui.session import address, backend, repository
 from explorer.view.drawing.units import mib
@@ -110,10 +111,11 @@ def test_the_preview_is_what_the_page_draws_first(recorded: RecordedSample) -> N
     assert early is not None and early["origin"] == "recorded on another machine"
     assert (early["strip"]["cells"], early["chart"]) == (strip_cells(at), drawn_before_plotly(at))
     graph = json.loads(json.dumps(early["graph"]))
-    answer = answer_to(BrowserMarks(graph=graph["desk"], base=0, on=("blocks.0",)))
+    clicked = AnswerRequest(graph=graph["desk"], steps=(BrowserStep(n=1, kind="on", ids=("blocks.0",)),))
+    answer = answer_to(clicked)
     assert answer is not None and "1 of" in answer["cells"][-1]["value"], "the preview's graph answers"
     page_graph = graph_data(at)
-    graph |= {name: page_graph[name] for name in ("moved", "line")}  # of a slider, and of Plotly's chart
+    graph |= {name: page_graph[name] for name in ("join", "line")}  # the latter is over Plotly's chart
     assert graph.pop("early") and graph.pop("desk") != page_graph.pop("desk"), "another graph"
     assert (graph, early["slider"]["labels"]) == (page_graph, slider(at))
     high, dark = preview({}, {"window": "1000.0"}), preview({"dark": "1"}, {"window": "broken"})

@@ -22,7 +22,6 @@ from explorer.plan.catalogue import FactoryArguments, Sample
 from explorer.plan.predict.forecaster import Forecaster, prices
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy
 from explorer.record.plan import Price
-from explorer.ui.explore.blocks import take_matching
 from explorer.ui.navigation import TAB_ICON
 from explorer.ui.session import backend, repository
 from explorer.ui.session.address import to_query
@@ -37,14 +36,14 @@ from tests.ui.page_driver import (
     App,
     figures,
     graph_data,
-    message,
     open_tab,
     press,
     say,
     settle,
     spec,
+    take,
     texts,
-    upload,
+    tools,
     widget,
 )
 
@@ -132,47 +131,26 @@ def test_a_model_whose_presets_choose_nothing_is_drawn_and_run(app: App, worker:
     """tests/browser/test_plain_models.py opens the tabs of such models, and their guided path."""
     worker.graph = graphs.single_operations(n_blocks)
     at = app()
-    presets = [menu.proto.options for menu in at.get("menu_button") if "presets" in menu.proto.id]
-    assert presets == ([["Keep all"]] if n_blocks else [])
+    assert tools(at).get("presets") == ([["keep-all", "Keep all"]] if n_blocks else None)
     assert (glossary.NO_BLOCKS in texts(at)) == (n_blocks == 0)
     if n_blocks:
         at = press(say(at, on=["layer0"]), "run")
         assert figures(at)["Gradients"] == "bitwise equal"
 
 
-@pytest.mark.parametrize(
-    ("pressed", "marked", "undone"), [(False, ["blocks.1", "head"], ["head"]), (True, ["head"], [])]
-)
-def test_a_click_during_undo_counts_in_order(app: App, pressed: bool, marked: list[str], undone: list[str]) -> None:
-    """Undo and a click on blocks.1 at once: undo takes back what was before it, or the click if that came first."""
-    at = say(app(), on=["head"])
-    if not pressed:
-        at = say(at, on=["head", "norm"])
-    on = [*graph_data(at)["on"], "blocks.1"]
-    at.session_state[at.session_state["draft"].widget] = message(at, pressed=pressed, on=on)
-    at = press(at, "undo")
-    assert graph_data(at)["on"] == marked
-    at = press(at, "undo")
-    assert graph_data(at)["on"] == undone
-    at.session_state[at.session_state["draft"].widget] = message(at, on=[*undone, "norm"])
-    at = upload(at, "version: 1\npolicy:\n  units: [blocks.0]\n")
-    assert set(graph_data(at)["on"]) == {"blocks.0", "norm"}, "a policy file and a click in one rerun both count"
-
-
 def test_blocks_are_selected_searched_and_matched_by_a_pattern(app: App, worker: FakeWorker) -> None:
     at = say(app(), selected="norm")
-    state = at.session_state["explore"]
     assert graph_data(at)["selected"] == "norm"
     say(at, selected="")
-    assert at.selectbox(key="search").placeholder == "Search, or blocks.*.mlp"
-    at = settle(at.selectbox(key="search").select("blocks.3.mlp").run())
+    assert "blocks.3.mlp" in tools(at)["names"]
+    at = take(at, {"kind": "jump", "ids": ["blocks.3.mlp"]})
     assert {"blocks", "blocks.3"} <= set(graph_data(at)["open"])
     assert graph_data(at)["jump"]["id"] == "blocks.3.mlp"
-    take_matching(state, worker.graph, "blocks.*")  # AppTest itself can only choose what a box offers
-    assert spec(settle(at.run())).policy.blocks == ALL
-    take_matching(state, worker.graph, "blocks.*.nothing")
-    at = settle(at.run())
+    at = take(at, {"kind": "match", "ids": ["blocks.*"]})
+    assert spec(at).policy.blocks == ALL
+    at = take(at, {"kind": "match", "ids": ["blocks.*.nothing"]})
     assert "No block matches" in texts(at) and spec(at).policy.blocks == ALL
+    assert "No block matches" not in texts(take(at, {"kind": "preset", "ids": ["all"]}))
 
 
 def n_charts(at: AppTest) -> int:

@@ -35,6 +35,7 @@ from tests.ui.page_driver import (
     spec,
     strip_cells,
     texts,
+    tools,
     widget,
 )
 
@@ -54,7 +55,7 @@ def origins(at: AppTest) -> set[str]:
 def test_a_toggle_and_every_preset_say_at_once_what_they_would_take(app: App, worker: FakeWorker) -> None:
     at = app()
     assert figures(at)["Step time"] == "102 ms"
-    offered = at.get("menu_button")[0].proto.options
+    offered = [title for _, title in tools(at)["presets"]]
     assert "Keep all" in offered
     assert [title for title in offered if title.startswith("Recompute all: ≈ −67 % peak, ×2.0")], offered
     at = say(at, on=ALL)

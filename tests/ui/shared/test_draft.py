@@ -44,29 +44,28 @@ def draft() -> Draft:
     return Draft(spec=RunSpec(model=GPT))
 
 
-def told(draft: Draft, **marks: Any) -> None:
-    """A click, as the graph tells it."""
-    now = drafts.marks_of(draft, GRAPH)
-    message = {"seq": now.seq + 1, "base": now.revision, "on": now.on, "open": now.open, "cuts": [], "selected": ""}
-    st.session_state[draft.widget] = {"marks": {**message, **marks, "press": None}}
+def told(draft: Draft, **of_step: Any) -> None:
+    """A step, as the browser tells it."""
+    step = {"n": drafts.marks_of(draft, GRAPH).last_step + 1, **of_step}
+    st.session_state[draft.widget] = {"steps": {"list": [step], "press": 0}}
+    drafts.absorb(draft, GRAPH)
 
 
 def test_every_decision_is_one_step_of_undo(draft: Draft, bar: Address) -> None:
     drafts.set_policy(draft, Policy.recompute(["head"]), GRAPH)
-    told(draft, on=["head", "norm"])
-    drafts.absorb(draft, GRAPH)
+    told(draft, kind="on", ids=["norm"])
     drafts.set_option(draft, GRAPH, "early_stop", False)
     drafts.set_policy(draft, draft.spec.policy, GRAPH)
     assert [len(policy.units) for policy in draft.history.past] == [0, 1, 2], "what changes nothing is no step"
     for blocks in (("head", "norm"), ("head",), ()):
-        drafts.undo(draft, GRAPH)
-        assert set(draft.spec.policy.blocks) == set(blocks) == set(drafts.marks_of(draft, GRAPH).on)
+        told(draft, kind="undo")
+        assert set(draft.spec.policy.blocks) == set(blocks)
         assert address.from_query(bar) == draft.spec
-    drafts.undo(draft, GRAPH)
+    told(draft, kind="undo")
     for _ in range(3):
-        drafts.undo(draft, GRAPH, forward=True)
+        told(draft, kind="redo")
     assert not draft.spec.policy.early_stop and set(draft.spec.policy.blocks) == {"head", "norm"}
-    drafts.undo(draft, GRAPH)
+    told(draft, kind="undo")
     drafts.set_policy(draft, Policy.recompute(["embedding"]), GRAPH)
     assert not draft.history.future, "a new decision ends what could be made again"
     for i in range(MOST_STEPS + 5):
@@ -106,8 +105,8 @@ def test_a_selected_block_is_unfolded_and_two_become_one_segment(draft: Draft) -
     drafts.select(draft, GRAPH, "blocks.2.mlp")
     assert drafts.marks_of(draft, GRAPH).selected == "blocks.2.mlp"
     assert {"blocks", "blocks.2"} <= set(drafts.marks_of(draft, GRAPH).open)
-    drafts.jump_to(draft, GRAPH, "head")
+    told(draft, kind="jump", ids=["head"])
     assert draft.jump == ("head", 2), "the second jump"
     drafts.set_policy(draft, Policy.recompute(["blocks.0", "blocks.1", "head"]), GRAPH)
-    drafts.join(draft, GRAPH, ("blocks.0", "blocks.1"))
+    told(draft, kind="join", ids=["blocks.0", "blocks.1"])
     assert [unit.blocks for unit in draft.spec.policy.units if len(unit.blocks) > 1] == [("blocks.0", "blocks.1")]
