@@ -251,7 +251,7 @@ def test_files_stay_small() -> None:
 
 BUDGETS = {
     "record": 15704, "plan": 118961, "engine": 142106, "jobs": 11314, "child_process": 4000,
-    "view": 47100, "ui": 49900, "lab": 27060, "pipeline": 54810, "own_loop": 15023, "cli": 21990,
+    "view": 47100, "ui": 49860, "lab": 27060, "pipeline": 54810, "own_loop": 15023, "cli": 21990,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
 TESTS_BUDGET = 54704
@@ -273,7 +273,7 @@ def test_the_tokens_of_each_ring_have_a_budget() -> None:
 
 MOST_PER_THOUSAND = {
     "record": (41, 42, 0), "plan": (48, 95, 1), "engine": (34, 62, 2), "jobs": (28, 32, 0),
-    "child_process": (14, 12, 0), "view": (68, 82, 2), "ui": (56, 35, 1), "lab": (31, 64, 3),
+    "child_process": (14, 12, 0), "view": (68, 82, 2), "ui": (55, 35, 1), "lab": (31, 64, 3),
     "pipeline": (41, 82, 2), "own_loop": (30, 33, 0), "cli": (43, 31, 1),
 }  # fmt: skip
 """Conditional expressions, comprehensions, and comprehensions that hold one, in 1,000 lines of code: only downwards."""

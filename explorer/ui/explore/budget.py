@@ -74,7 +74,7 @@ class PlanPoint:
 
 def search_of(view: View, *, start: bool = False) -> Search:
     """The search for the front. `start`: an idle worker begins a search that has not begun or was cut off."""
-    graph, run = view.graph, view.keep_all.run if view.keep_all else None
+    graph, run = view.graph, view.start
     if graph is None or run is None or not run.complete or run.allocations is None:
         return Search()
     if view.stand_in is not None or view.being_timed:
@@ -101,7 +101,7 @@ def request_plan(state: ExploreState, view: View, graph: ModelGraph, text: str) 
     """Takes over the typed budget and submits the search for its plan. An unusable text gets a sentence."""
     work.absorb(state, graph, until_press=True)
     before, state.budget = state.budget, Budget(text=text.strip())
-    budget, run = state.budget, view.keep_all.run if view.keep_all else None
+    budget, run = state.budget, view.start
     if before.job is not None and (job := backend.worker().job(before.job)) is not None:
         job.cancel()
     if not budget.text:

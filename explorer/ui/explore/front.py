@@ -114,7 +114,7 @@ def _measured_marks(state: ExploreState, view: View) -> list[Mark]:
         )
         for point in runs().points(work.baseline_spec(state))
     ]
-    run = view.keep_all.run if view.keep_all else None
+    run = view.start
     if run is not None and run.origin == "measured" and run.step_peak_bytes is not None:
         peak = run.step_peak_bytes
         marks.append(

@@ -73,7 +73,7 @@ def memory_panel(state: ExploreState, view: View, *, block: str) -> Callable[[],
     picked, baseline, graph = state.tick, view.charted, view.graph
     if baseline is None:
         return lambda: None
-    candidate, policy = view.comparison.candidate if view.comparison else None, state.draft.spec.policy
+    candidate, policy = view.charted_candidate, state.draft.spec.policy
     _above(state, view, baseline, candidate)
     with horizontal("memory_views"):
         title = st.container(width="stretch", gap=None)
@@ -167,7 +167,7 @@ def picked_event(custom: list[Any] | None, choice: str) -> Cursor:
 
 def _picture(view: View, options: TimelineOptions) -> tuple[Chart, str, str]:
     """The chart of what was measured without its title, the question and the answer of the title."""
-    candidate, baseline = view.comparison.candidate if view.comparison else None, view.charted
+    candidate, baseline = view.charted_candidate, view.charted
     assert baseline is not None, "the panel is empty without one"
     runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
     name = RUN_OF[options.view]
@@ -211,12 +211,12 @@ def _reasons(view: View, baseline: Measurement) -> tuple[str, ...]:
 
 def line_of(view: View, policy: Policy, choice: str, axis: Axis) -> PredictedLine | None:
     """The dashed line of `policy` in the chart of the run `choice`; None for a policy that ran or has no forecast."""
-    baseline, start = view.charted, view.keep_all
-    if baseline is None or start is None or start.run.spec != baseline.spec or view.candidate is not None:
+    baseline, start = view.charted, view.start
+    if baseline is None or start is None or start.spec != baseline.spec or view.candidate is not None:
         return None
     if (line := predicted_line(view, policy)) is None:
         return None
-    over = view.comparison.candidate if view.comparison is not None and choice == OF_CANDIDATE else None
+    over = view.charted_candidate if choice == OF_CANDIDATE else None
     return line_places(line, baseline, over=over, axis=axis)
 
 

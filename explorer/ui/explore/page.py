@@ -156,7 +156,7 @@ def _desk(state: ExploreState, slots: Slots) -> None:
             st.warning(escape(view.did_not_fit), icon=":material/memory:")
         for sentence in view.baseline.warnings if view.baseline is not None and view.predicted else ():
             st.caption(escape(sentence))
-        if view.keep_all is not None and (because := why_not_predicted(policy, graph, forecast, view.keep_all.run)):
+        if view.start is not None and (because := why_not_predicted(policy, graph, forecast, view.start)):
             st.caption(escape(because))
     _danger(slots, desk.danger)
     if graph is not None and drawing is not None and facts is not None:

@@ -118,8 +118,7 @@ def _waiting(state: ExploreState, graph: ModelGraph | None) -> None:
 
 
 def _memory(state: ExploreState, view: View, block: str) -> Callable[[], None]:
-    candidate = view.comparison.candidate if view.comparison is not None else None
-    for name, run in (("baseline", view.charted), ("candidate", candidate)):
+    for name, run in (("baseline", view.charted), ("candidate", view.charted_candidate)):
         if run is not None and run.failure is not None:
             failure_panel(run.failure, key=name)
     return memory_panel(state, view, block=block)

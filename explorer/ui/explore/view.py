@@ -75,6 +75,16 @@ class View:
         return self.comparison.baseline if self.comparison is not None else self.baseline
 
     @property
+    def charted_candidate(self) -> Measurement | None:
+        """The candidate of the charts: of the last comparison, also if another policy is drawn now."""
+        return self.comparison.candidate if self.comparison is not None else None
+
+    @property
+    def start(self) -> Measurement | None:
+        """The run that kept everything."""
+        return self.keep_all.run if self.keep_all is not None else None
+
+    @property
     def candidate(self) -> Measurement | None:
         """The candidate run, if it ran to its end under the drawn policy."""
         pair = self.comparison
@@ -246,7 +256,7 @@ def predicted_on_card(view: View, policy: Policy) -> CardMemory | None:
 def predicted(view: View, policy: Policy) -> Forecast:
     """Forecast of `policy` from the run that kept everything, with ratios against the page's baseline."""
     forecast = calibrated(_uncalibrated(view, policy), _measured_steps(view))
-    start, base = view.keep_all.run if view.keep_all else None, view.baseline
+    start, base = view.start, view.baseline
     if start is None or base is None or start is base:
         return forecast
     return replace(
@@ -261,7 +271,7 @@ def planned_time(view: View, more_time: float) -> tuple[float, float]:
 
     The headline's time is calibrated by measured steps and relative to the page's baseline. The planner has neither.
     """
-    start, base = view.keep_all.run if view.keep_all else None, view.baseline
+    start, base = view.start, view.baseline
     whole, of_base = (_step_ms(run) if run is not None else None for run in (start, base))
     if start is not base and whole and of_base:
         more_time = max((1 + more_time) * of_base / whole - 1, 0.0)
@@ -280,7 +290,7 @@ def _uncalibrated(view: View, policy: Policy) -> Forecast:
 
 def _measured_steps(view: View) -> tuple[TimedStep, ...]:
     """Whole steps of other policies, each measured in turns with everything kept."""
-    start = view.keep_all.run if view.keep_all else None
+    start = view.start
     if start is None or start.times is None:
         return ()
     n_steps = len(start.times.step.ms)
@@ -313,7 +323,7 @@ def cost(view: View, forecast: Forecast) -> float | None:
 
 def cost_word(view: View) -> CostWord:
     """Quantity that `cost` counts: FLOPs if the step did not fit and so has no times."""
-    return "time" if view.keep_all is None or view.keep_all.run.times is not None else "FLOPs"
+    return "time" if view.start is None or view.start.times is not None else "FLOPs"
 
 
 def predicted_presets(view: View, policy: Policy) -> dict[str, tuple[Policy, Forecast]]:
