@@ -97,7 +97,7 @@ class ConditionOptions(ModelOptions):
     ] = None
 
     quantize: Annotated[
-        Literal["nf4"] | None, in_step(help="With --lora: the frozen Linear layers in four bits, as QLoRA does.")
+        str | None, in_step(metavar="nf4", help="With --lora: frozen Linear layers in four bits, as QLoRA does.")
     ] = None
 
     def spec(self, target: str) -> RunSpec:

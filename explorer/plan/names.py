@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
 from explorer.record.graph import ModelGraph
-from explorer.record.policy import Unit
+from explorer.record.policy import Policy, Unit
 from explorer.record.policy import outermost as outermost
 
 Fqns = tuple[str, ...]
@@ -68,6 +68,27 @@ def share_of_blocks(named: Iterable[str], counted: Collection[str]) -> str:
     part = f", {len(in_part)} in part" if in_part else ""
     more = f" and {len(others)} more" if others else ""
     return f"{len(within) + len(in_part)} of {_blocks(len(counted))}{part}{more}"
+
+
+def recomputed_blocks(policy: Policy) -> list[str]:
+    """The outermost blocks that run again under `policy`: an offloaded block does not."""
+    return outermost(fqn for unit in policy.units if unit.action != "offload" for fqn in unit.blocks)
+
+
+def recomputed_share(policy: Policy, counted: Collection[str]) -> str:
+    """`6 of 12 blocks`: `share_of_blocks` of the blocks that run again."""
+    return share_of_blocks(recomputed_blocks(policy), counted)
+
+
+def actions_text(policy: Policy, counted: Collection[str]) -> str:
+    """`Recompute 1 of 3 blocks, offload 2 of 3 blocks`."""
+    offloaded = [fqn for unit in policy.units if unit.action == "offload" for fqn in unit.blocks]
+    parts = []
+    if recomputed_blocks(policy):
+        parts.append(f"recompute {recomputed_share(policy, counted)}")
+    if offloaded:
+        parts.append(f"offload {share_of_blocks(offloaded, counted)}")
+    return ", ".join(parts).capitalize()  # it holds words and numbers alone
 
 
 def _blocks(n: int) -> str:

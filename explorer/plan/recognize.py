@@ -255,15 +255,20 @@ def set_pairs(texts: list[str] | None) -> dict[str, str]:
 _LORA = re.compile(r"(?:r=(?P<rank>[1-9]\d*),)?targets=(?P<targets>[\w.+]+)")
 
 
-def lora_of(text: str, quantize: Literal["none", "nf4"] = "none") -> Lora:
+def lora_of(text: str, quantize: str = "none") -> Lora:
     """`r=16,targets=q_proj+v_proj`: adapters beside each Linear whose fqn is, or ends with, one of the names, as in
-    peft. Raises BadInput."""
+    peft. `quantize`: `nf4` or `none`. Raises BadInput."""
+    if quantize not in ("none", "nf4"):
+        raise BadInput(
+            f"--quantize {quantize} is not offered: frozen layers are held in four bits or as they are.",
+            hint="Take --quantize nf4, or leave it out.",
+        )
     found = _LORA.fullmatch(text.replace(" ", ""))
     names = [name for name in found["targets"].split("+") if name] if found else []
     if found is None or not names:
         raise BadInput(f"--lora takes a rank and names of Linear layers and got {text!r}.", hint=LORA_EXAMPLE)
     targets = rf"(.*\.)?({'|'.join(map(re.escape, names))})"
-    return Lora(targets=targets, rank=int(found["rank"] or Lora(targets="").rank), quantize=quantize)
+    return Lora(targets=targets, rank=int(found["rank"] or Lora(targets="").rank), quantize=quantize)  # type: ignore[arg-type]
 
 
 def argument_value(text: str) -> int | float | str | bool:

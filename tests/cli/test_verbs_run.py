@@ -435,6 +435,10 @@ def test_options_that_an_answer_would_leave_out_are_refused() -> None:
     for option in ("--at=2", "--worst-of=3", "--on-oom=a.explorer", "--stop"):
         assert "about a run without --card" in run("run", "--card", "h100", option, "train.py", code=2).stderr
     assert "Add --lora." in run("measure", "sample_models/mlp.py", "--quantize", "nf4", code=2).stderr
+    for name in ("int8", "fp4", "8bit"):
+        words = ("measure", "sample_models/mlp.py", "--lora", "r=8,targets=0", "--quantize", name)
+        said = run(*words, code=2).stderr
+        assert f"--quantize {name} is not offered" in said and "Take --quantize nf4" in said
 
 
 DEEP = """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from explorer.plan.names import share_of_blocks
+from explorer.plan.names import actions_text, recomputed_blocks, recomputed_share
 from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast
@@ -58,8 +58,8 @@ class Drawn:
 
     @cached_property
     def chosen(self) -> str:
-        """`6 of 12 blocks`: the chosen blocks, of the blocks that presets count if the graph is read."""
-        return share_of_blocks(self.policy.blocks, self.worth)
+        """`6 of 12 blocks`: the blocks chosen to run again, of the blocks that presets count if the graph is read."""
+        return recomputed_share(self.policy, self.worth)
 
 
 def cells(view: View, drawn: Drawn) -> tuple[Cell, ...]:
@@ -87,7 +87,7 @@ def answer(view: View, drawn: Drawn, title: str = "") -> str:
     time = values["time_ratio"].partition(" ±")[0]
     costs = [f"{values['flop_ratio']} FLOPs", time if "timed" in time else f"{time} time"]
     price = ", ".join(cost for cost in costs if not cost.startswith(NOT_MEASURED))
-    name = title or f"Recompute {drawn.chosen}"
+    name = title or actions_text(drawn.policy, drawn.worth)
     sentence = f"{name}: {before} to {after} for {price}; gradients {values['verdict']}."
     return f"**{escape(sentence)}**"
 
@@ -136,7 +136,9 @@ def _chosen(headline: Headline, drawn: Drawn) -> Headline:
     if headline.key != "n_recompute" or headline.value == NOT_MEASURED or headline.delta:
         return headline
     runs = "would run again" if headline.origin == PREDICTED else "ran again"
-    return replace(headline, value=drawn.chosen, delta=f"all {runs}" if drawn.policy.units else "none chosen")
+    return replace(
+        headline, value=drawn.chosen, delta=f"all {runs}" if recomputed_blocks(drawn.policy) else "none chosen"
+    )
 
 
 def _cell(headline: Headline, view: View, *, was: str) -> Cell:
@@ -149,23 +151,13 @@ def _cell(headline: Headline, view: View, *, was: str) -> Cell:
     if view.stand_in is not None and headline.origin == MEASURED:
         origin = "earlier" if view.stand_in.here else "another machine"
     origins = glossary.ORIGIN | ({"predicted": glossary.PREDICTED_ORIGIN} if view.predicted else {})
-    meaning = [headline.tooltip, *(origins[source] for source in sources)]
     return Cell(
         label=headline.label,
         value=headline.value,
         delta=" · ".join(filter(None, [headline.delta, was and origin])),
         colour=COLOURS[headline.tone],
-        help=" ".join(meaning),
+        help=" ".join([headline.tooltip, *map(origins.__getitem__, sources)]),
         below=f"before: {was}" if was else origin,
-    )
-
-
-def _beside_host(headlines: tuple[Headline, ...], host_bytes: int) -> tuple[Headline, ...]:
-    """The figures of a policy that offloads, with the bytes on the host and what the time leaves out."""
-    more = {"step_peak_bytes": f"{mib(host_bytes)} on the host", "time_ratio": "without copies"}
-    return tuple(
-        replace(headline, delta=", ".join(filter(None, (headline.delta, more.get(headline.key)))))
-        for headline in headlines
     )
 
 
@@ -183,10 +175,14 @@ def _drawn(base: Measurement | None, drawn: Drawn, instead: str | None) -> tuple
         flops_before_run(forecast.flop_ratio, is_base=base is not None and not policy.units),
         time_before_run(base, forecast, of_base),
         gradients_before_run(drawn.hazards),
-        Headline(key="n_recompute", value=drawn.chosen, delta="chosen" if policy.units else "none chosen"),
+        Headline(key="n_recompute", value=drawn.chosen, delta="chosen" if recomputed_blocks(policy) else "none chosen"),
     )
     if forecast.host_peak_bytes is not None:
-        headlines = _beside_host(headlines, forecast.host_peak_bytes)
+        more = {"step_peak_bytes": f"{mib(forecast.host_peak_bytes)} on the host", "time_ratio": "without copies"}
+        headlines = tuple(
+            replace(headline, delta=", ".join(filter(None, (headline.delta, more.get(headline.key)))))
+            for headline in headlines
+        )
     if base is None or base.origin == "measured":
         return headlines
     not_measured = (MEASURED, COUNTED) if base.origin == "predicted" else (MEASURED,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from explorer.plan.names import outermost
+from explorer.plan.names import recomputed_blocks
 from explorer.record.comparison import Comparison
 from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
@@ -174,7 +174,7 @@ def _untrained(run: Comparison) -> str:
 
 
 def _policy(run: Measurement) -> Headline:
-    named = outermost(run.spec.policy.blocks)
+    named = recomputed_blocks(run.spec.policy)
     again = sum(1 for fqn in named if fqn in run.by_fqn and run.by_fqn[fqn].n_recompute)
     return Headline(
         key="n_recompute",

@@ -14,7 +14,7 @@ from explorer.record.failure import Failure
 from explorer.record.measurement import Refused
 from explorer.record.plan import Forecast
 from explorer.ui.explore.files import policy_text, take_policy
-from explorer.ui.explore.headline import Drawn, cells, figures
+from explorer.ui.explore.headline import Drawn, answer, cells, figures
 from explorer.ui.explore.view import View
 from explorer.view.compare.headline import headlines
 from explorer.view.text import explore as glossary
@@ -107,6 +107,20 @@ def test_the_strip_of_an_offloading_policy_has_the_bytes_of_the_host() -> None:
     assert strip["step_peak_bytes"].delta.endswith(", 12.0 MiB on the host")
     assert strip["time_ratio"].delta.endswith("without copies")
     assert not any("host" in figure.delta for key, figure in strip.items() if key != "step_peak_bytes")
+
+
+def test_blocks_that_are_offloaded_are_not_said_to_run_again() -> None:
+    offloaded, again = [Unit(blocks=(fqn,), action="offload") for fqn in ALL[:2]], Unit(blocks=(ALL[2],))
+    for units, said, recomputed in (
+        ([*offloaded, again], "**Recompute 1 of 6 blocks, offload 2 of 6 blocks", ("1 of 6 blocks", "chosen")),
+        (offloaded, "**Offload 2 of 6 blocks", ("0 of 6 blocks", "none chosen")),
+        ([again], "**Recompute 1 of 6 blocks", ("1 of 6 blocks", "chosen")),
+    ):
+        forecast = Forecast(step_peak_bytes=50 * MIB, host_peak_bytes=12 * MIB, flop_ratio=1.1)
+        drawn = Drawn(policy=Policy(units=tuple(units)), forecast=forecast, worth=frozenset(ALL))
+        assert answer(view(None, measured()), drawn).startswith(f"{said}\\:")
+        (figure,) = [each for each in figures(view(None, measured()), drawn) if each.key == "n_recompute"]
+        assert (figure.value, figure.delta) == recomputed
 
 
 def test_the_strip_says_predicted_of_a_baseline_that_did_not_run() -> None:
