@@ -68,15 +68,15 @@ def _quantize(model: nn.Module) -> None:
 
     last = dict(model.named_modules())[last_layer(model)]
     tied = id(getattr(last, "weight", None))
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear) and _is_linear(layer) and not isinstance(layer, FourBit):
-            if layer is last or id(layer.weight) == tied:
-                continue
-            is_adapted = isinstance(layer, _Adapted)
-            layer.__class__ = nn.Linear  # type: ignore[assignment]
-            hold_in_four_bits(layer)
-            if is_adapted:
-                layer.__class__ = _adapted(type(layer))  # type: ignore[assignment, arg-type]
+    for layer in filter(_is_linear, model.modules()):
+        if layer is last or id(layer.weight) == tied or isinstance(layer, FourBit):
+            continue
+        is_adapted, kind = isinstance(layer, _Adapted), type(layer)
+        if is_adapted:
+            layer.__class__ = kind.__bases__[-1]  # type: ignore[assignment]
+        hold_in_four_bits(layer)
+        if is_adapted:
+            layer.__class__ = _adapted(type(layer))  # type: ignore[assignment, arg-type]
 
 
 def _adapt(layer: nn.Module, rank: int) -> None:

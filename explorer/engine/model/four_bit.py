@@ -126,11 +126,12 @@ def _in_four_bits(kind: type[nn.Module]) -> type[nn.Module]:
     return type(f"FourBit{kind.__name__}", (FourBit, kind), {})
 
 
-def hold_in_four_bits(layer: nn.Linear) -> None:
-    """Replaces the weight of `layer` in place. The layer has to be frozen."""
-    packed, values, outer, mean = quantised(layer.weight)
+def hold_in_four_bits(layer: nn.Module) -> None:
+    """Replaces the weight of a Linear, or of a Conv1D of transformers, in place. The layer has to be frozen."""
+    weight: Tensor = layer.weight if isinstance(layer, nn.Linear) else layer.weight.T  # type: ignore[assignment, operator]
+    packed, values, outer, mean = quantised(weight)
     layer.__class__ = _in_four_bits(type(layer))  # type: ignore[assignment, arg-type]
-    layer.shape = list(layer.weight.shape)  # type: ignore[assignment]
+    layer.shape = list(weight.shape)  # type: ignore[assignment]
     layer.weight = nn.Parameter(packed, requires_grad=False)
     layer.register_buffer("levels", outer.new_tensor(NF4))  # each layer has copies of both tables on a GPU
     tables = codes(signed=True).to(packed.device, copy=True)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from explorer.engine.bench.measure import measure, measure_without_data
 from explorer.engine.model.adapters import add_adapters
@@ -58,6 +59,20 @@ def test_adapters_stand_beside_layers_in_four_bits_and_the_last_layer_stays() ->
     with torch.no_grad():
         first.lora_b += 1
     assert not torch.equal(model(x), before)
+
+
+def test_a_conv1d_is_held_as_the_linear_with_its_weight_transposed() -> None:
+    """As bitsandbytes does in transformers: GPT-2 has no other layers."""
+    conv: Any = Conv1D(128, 64).bfloat16()  # type: ignore[no-untyped-call]
+    linear: Any = nn.Linear(64, 128).bfloat16()
+    linear.weight.data.copy_(conv.weight.T)
+    linear.bias.data.copy_(conv.bias)
+    model = nn.Sequential(nn.ModuleDict({"conv": conv, "linear": linear}), nn.Linear(128, 4))
+    for _ in range(2):  # layers in four bits stay as they are
+        add_adapters(model, Lora(targets="0.conv|0.linear", rank=2, quantize="nf4"))
+    assert isinstance(conv, FourBit) and torch.equal(conv.weight, linear.weight)
+    x = torch.randn(3, 64, dtype=torch.bfloat16)
+    assert torch.equal(conv(x), linear(x)) and conv.lora_a.shape == linear.lora_a.shape
 
 
 @pytest.mark.parametrize("name", ["gpt", "mlp", "vit"])
