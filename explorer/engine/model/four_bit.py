@@ -128,7 +128,9 @@ def _in_four_bits(kind: type[nn.Module]) -> type[nn.Module]:
 
 def hold_in_four_bits(layer: nn.Module) -> None:
     """Replaces the weight of a Linear, or of a Conv1D of transformers, in place. The layer has to be frozen."""
-    weight: Tensor = layer.weight if isinstance(layer, nn.Linear) else layer.weight.T  # type: ignore[assignment, operator]
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    if not isinstance(layer, nn.Linear):
+        weight = weight.T
     packed, values, outer, mean = quantised(weight)
     layer.__class__ = _in_four_bits(type(layer))  # type: ignore[assignment, arg-type]
     layer.shape = list(weight.shape)  # type: ignore[assignment]
