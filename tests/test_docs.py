@@ -15,7 +15,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-MOST_WORDS = {"README.md": 1000, "card-checked.md": 1500}
+MOST_WORDS = {"README.md": 1000, "card-checked.md": 1500, "models-that-fit.md": 1400}  # these two are mostly tables
 MOST_WORDS_OF_A_PAGE = 1200
 MOST_WORDS_OF_A_SENTENCE = 25
 FORBIDDEN = re.compile(

@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from explorer.engine.bench.measure import measure_and_describe
 from explorer.errors import UnreadableFile
 from explorer.jobs import run_file
 from explorer.plan.card.opened import open_history
 from explorer.plan.memory.ledger import ledger
-from explorer.record import Comparison, Failure, Measurement, RunSpec
+from explorer.record import Comparison, Failure, Measurement, ModelRef, Policy, RunSpec, Unit
 from explorer.record.base import Record, from_msgpack, from_plain
 from explorer.record.run import RunOfSlice
 from explorer.ui.runs.table import stored_peak, stored_time
@@ -32,7 +33,7 @@ from explorer.view.graph.labels import Facts, distances_by_block, labels
 from explorer.view.memory.blocks import ledger_chart, operators_chart
 from explorer.view.memory.stacked import by_block, roles
 from explorer.view.memory.timeline import timeline
-from explorer.view.report.explorable import Exhibit, index_text
+from explorer.view.report.explorable import OTHER_POLICY, Exhibit, Explorable, explorable, index_text
 from explorer.view.report.html import document, picture, plotly_js, table
 from explorer.view.report.report import ReportOf, environment, failure_boxes, report_text
 from explorer.view.text.runs import conditions, figures_of, refusal_rows, stored_flops
@@ -292,6 +293,18 @@ def test_a_history_says_its_peaks_under_each_option_its_refusals_and_what_was_al
     (row,) = refusal_rows(small.devices[0])
     refused = besides_figures(report_text(of(small)))
     assert "".join(f"<th>{name}</th>" for name in row) in refused
+
+
+def test_a_policy_that_the_page_does_not_replay_is_said() -> None:
+    arguments = {"n_layers": 2, "width": 16, "batch": 4}
+    spec = RunSpec(model=ModelRef(target="sample_models/mlp.py", size="small", arguments=arguments), n_repeats=0)
+    run = measure_and_describe(spec)
+    assert run.graph is not None
+    replayed = Policy(units=(Unit(blocks=("1",)),))
+    others = (Policy(units=(Unit(blocks=("1",), action="offload"),)), replace(replayed, use_reentrant=True))
+    for policy in (Policy(), replayed, *others):
+        text = explorable(Explorable(run=run, graph=run.graph, policy=policy))
+        assert 'class="explorable"' in text and (escape(OTHER_POLICY) in text) == (policy in others)
 
 
 def test_a_long_table_says_how_many_rows_it_leaves_out() -> None:

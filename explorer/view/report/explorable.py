@@ -42,6 +42,10 @@ from explorer.view.text.explore import HEADLINES, LABELS
 from explorer.view.text.plan import certificate
 from explorer.view.text.tour import STATIC_STEPS
 
+OTHER_POLICY = (
+    "This page replays recompute under torch's usual options only. It opens with everything kept, and not with the "
+    "policy of the run."
+)
 APP = "http://localhost:8501/"
 """Where `make app` serves the app."""
 CARDS = (
@@ -93,6 +97,7 @@ def explorable(step: Explorable) -> str:
     cards = "".join(card(label, "", tooltip, ()) for label, tooltip in CARDS)
     parts = [
         _path(step),
+        paragraph(OTHER_POLICY * (step.first_policy != step.policy)),
         f'<div class="cards live">{cards}</div><p class="answer" aria-live="polite"></p>',
         _tools(presets, step.plans),
         f'<div class="columns"><div class="blocks"></div><div>{drawn(_chart(step.run))}'
