@@ -185,9 +185,14 @@ _LENGTH = struct.Struct("<Q")
 _MOST_BYTES = 1 << 40
 
 
+STEPS_OF_A_FIT = 12
+"""Levers that a fit plays and judges: each may take as long as a run."""
+
+
 def time_limit_s(request: Request) -> float:
     """Time limit of a request in seconds: the longest limit of its run specs, else DESCRIBE_LIMIT_S."""
-    return max((spec.time_limit_s for spec in specs_of(request)), default=DESCRIBE_LIMIT_S)
+    longest = max((spec.time_limit_s for spec in specs_of(request)), default=DESCRIBE_LIMIT_S)
+    return longest * STEPS_OF_A_FIT if isinstance(request, FindFit) else longest
 
 
 def timed_out(request: Request) -> TimedOut:

@@ -24,10 +24,12 @@ from explorer.jobs.client import Job, Worker
 from explorer.jobs.job_process import JobProcess
 from explorer.jobs.protocol import (
     DESCRIBE_LIMIT_S,
+    STEPS_OF_A_FIT,
     Compare,
     Describe,
     Event,
     Failed,
+    FindFit,
     FindPlans,
     Finished,
     Frames,
@@ -317,6 +319,7 @@ def test_limits_and_names_of_requests() -> None:
     longer = RunSpec(model=ModelRef(target="b.py"), time_limit_s=90.0)
     assert time_limit_s(Measure(spec=SPEC)) == 30.0
     assert time_limit_s(Compare(baseline=SPEC, candidate=longer)) == 90.0
+    assert time_limit_s(FindFit(spec=SPEC)) == STEPS_OF_A_FIT * 30.0
     assert time_limit_s(Describe(model=SPEC.model)) == DESCRIBE_LIMIT_S
     assert models_of(Describe(model=SPEC.model)) == models_of(Measure(spec=SPEC)) == [SPEC.model]
     assert description_of(Measure(spec=SPEC)) == "measure a.py"
