@@ -192,7 +192,9 @@ STEPS_OF_A_FIT = 12
 def time_limit_s(request: Request) -> float:
     """Time limit of a request in seconds: the longest limit of its run specs, else DESCRIBE_LIMIT_S."""
     longest = max((spec.time_limit_s for spec in specs_of(request)), default=DESCRIBE_LIMIT_S)
-    return longest * STEPS_OF_A_FIT if isinstance(request, FindFit) else longest
+    if isinstance(request, FindFit):
+        longest *= STEPS_OF_A_FIT
+    return longest
 
 
 def timed_out(request: Request) -> TimedOut:
