@@ -254,7 +254,7 @@ BUDGETS = {
     "view": 47123, "ui": 49230, "lab": 27060, "pipeline": 54750, "own_loop": 15023, "cli": 21990,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 54735
+TESTS_BUDGET = 54740
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 

@@ -34,7 +34,7 @@ def test_a_press_plays_levers_and_each_row_has_its_line(at: AppTest, worker: Fak
     assert len(levers_shown(at)) == 2 and "It saves nothing here." in texts(at)
     assert at.code[0].value.startswith("explorer.apply_policy(model, ")
     at = settle(at.selectbox(key="fit_lever").select("SGD instead of AdamW").run())
-    assert at.code[0].value == "optimizer = torch.optim.SGD(model.parameters(), lr=lr)"
+    assert at.code[0].value == "optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0)"
     assert "Another optimizer." in texts(at) and "two real steps" in texts(at)
 
 
