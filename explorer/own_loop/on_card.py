@@ -146,7 +146,8 @@ def _run(script: Path, arguments: Sequence[str], n_steps: int | None) -> StepsOn
                 raise
         except Exception as error:
             if not is_out_of_memory(error):
-                print(result.decided, file=sys.stderr)
+                if result.decided:
+                    print(result.decided, file=sys.stderr)
                 raise
             result.refusal = message_of(error)
         for path in Path(folder).glob("*.explorer"):

@@ -139,7 +139,9 @@ def script_lines(row: LeverRow) -> tuple[str, ...]:
 def _host_text(step: PlayedStep) -> str:
     """`12.0 MiB on the host; copies take 0 (beside the step) to 0.8 ms at 31.5 GB/s, the rate of PCIe 4.0 x16`."""
     most_ms = 1e3 * (step.moved_bytes or 0) / PCIE_4
-    on_cpu = "On a GPU: " * (step.spec.card is None and step.spec.device == "cpu")
+    on_cpu = ""
+    if step.spec.card is None and step.spec.device == "cpu":
+        on_cpu = "On a GPU: "
     return (
         f"{on_cpu}{mib(step.host_peak_bytes or 0)} on the host; copies take 0 (beside the step) to {most_ms:.2g} ms at "
         f"{PCIE_4 / 1e9:g} GB/s, the published rate of PCIe 4.0 x16"

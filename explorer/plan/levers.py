@@ -321,14 +321,16 @@ def ranked(rows: Iterable[LeverRow], as_is: PlayedStep) -> tuple[LeverRow, ...]:
     Prices are equal below a tenth of a percent. A lever that saves FLOPs, as frozen parameters do, costs nothing.
     """
 
-    def key(row: LeverRow) -> tuple[bool, bool, float, int, int, tuple[str, ...]]:
+    def key(row: LeverRow) -> tuple[bool, bool, float, int, int, tuple[str, ...], float]:
+        exact = price(row.step, as_is)
         return (
             not row.step.fits,
             row.levers == (OFFLOAD,),
-            round(max(1.0, price(row.step, as_is)), 3),
+            round(max(1.0, exact), 3),
             severity(row),
             row.step.needed_bytes,
             row.levers,
+            exact,  # else the order of play would decide
         )
 
     return tuple(sorted(rows, key=key))

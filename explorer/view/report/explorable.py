@@ -95,9 +95,12 @@ def explorable(step: Explorable) -> str:
         return ""
     data = to_json(_data(step, tables, presets, forecaster)).decode().replace("<", "\\u003c")
     cards = "".join(card(label, "", tooltip, ()) for label, tooltip in CARDS)
+    notice = OTHER_POLICY
+    if step.first_policy == step.policy:
+        notice = ""
     parts = [
         _path(step),
-        paragraph(OTHER_POLICY * (step.first_policy != step.policy)),
+        paragraph(notice),
         f'<div class="cards live">{cards}</div><p class="answer" aria-live="polite"></p>',
         _tools(presets, step.plans),
         f'<div class="columns"><div class="blocks"></div><div>{drawn(_chart(step.run))}'
