@@ -250,11 +250,11 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": 15704, "plan": 119134, "engine": 142127, "jobs": 11314, "child_process": 4000,
-    "view": 47123, "ui": 49230, "lab": 27060, "pipeline": 54750, "own_loop": 15023, "cli": 21990,
+    "record": 15699, "plan": 119129, "engine": 142123, "jobs": 11248, "child_process": 3994,
+    "view": 47123, "ui": 49190, "lab": 27056, "pipeline": 54746, "own_loop": 14886, "cli": 21986,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 54740
+TESTS_BUDGET = 54744
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 

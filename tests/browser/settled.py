@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 STILL_MS = 300
 """A rerun asked for by the last one, and what components/desk.js tells at rest, begins within this time."""
+DROPPED_MS = 20_000
+"""A request that has no answer so late was dropped: Streamlit says nothing where a rerun has removed the fragment."""
 WATCH_SOCKET = """
     globalThis.asked = globalThis.answered = 0
     const send = WebSocket.prototype.send
@@ -20,18 +22,20 @@ WATCH_SOCKET = """
     }
 """
 """Runs first in each page: notes when the page last asked the server for a rerun, and when the server last spoke."""
-IS_STILL = """([since, still]) => {
+IS_STILL = """([since, still, dropped]) => {
     const running = document.querySelector('[data-testid="stApp"]')?.dataset.testScriptState !== "notRunning"
     const stale = document.querySelector('[data-stale="true"]') !== null
-    if (running || stale || globalThis.asked >= globalThis.answered) since.at = performance.now()
-    return performance.now() - since.at > still
+    const now = performance.now()
+    const waits = globalThis.asked >= globalThis.answered && now - globalThis.asked < dropped
+    if (running || stale || waits) since.at = now
+    return now - since.at > still
 }"""
 
 
 def settled(page: Page, *, still_ms: int = STILL_MS) -> Page:
     """The page once the server has answered, no script runs and no element waits to be replaced, for `still_ms`."""
     since = page.evaluate_handle("() => ({at: performance.now()})")
-    page.wait_for_function(IS_STILL, arg=[since, still_ms])
+    page.wait_for_function(IS_STILL, arg=[since, still_ms, DROPPED_MS])
     return page
 
 

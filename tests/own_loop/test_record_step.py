@@ -485,7 +485,7 @@ def test_where_the_compiler_is_switched_off_a_step_has_its_blocks(how: str) -> N
         called(torch.randn(64, 32)).sum().backward()
     assert not run.measurement.ran_compiled and run.measurement.ran_as_written
     assert "torch.compile was off in this step" in str(run)
-    assert run.plan("90%").policy.units
+    assert run.plan(f"{run.peak_bytes - 1} B").policy.units  # what other tests left alive counts in a share of the peak
 
 
 def test_a_log_has_the_steady_reserved_bytes_and_counts_a_block_with_its_inside_once() -> None:
