@@ -101,10 +101,10 @@ function makeDesk() {
     clearTimeout(look)
     if (!line) return layer && (layer.style.display = "none")
     look = setTimeout(drawLineAgain, LOOK_MS)
-    if (!area || !plot.layout) return
+    if (!area || !plot.layout || !desk.styles) return
     if (!plot.desk) plot.on("plotly_afterplot", drawLine)
     plot.desk = true
-    place(layer ?? makeLayer(plot, area), plot.layout, area, line)
+    place(layer ?? makeLayer(plot, area), plot.layout, area, { ...line, ...pageColours(desk) })
   }
 
   function drawLineAgain() {
@@ -191,16 +191,21 @@ function tint(colour, { styles, tints }) {
   return (tints[colour] ??= { backgroundColor: of("background"), color: of("text") })
 }
 
+// Of the page, which is light or dark. Asked for once a rerun, as `tint` is.
+function pageColours({ styles, tints }) {
+  return (tints.page ??= { ground: styles.getPropertyValue("--st-background-color"), ink: styles.getPropertyValue("--st-text-color") })
+}
+
 // The layer gets its nodes once, and only attributes and letters change from then on: at each new node Streamlit looks for
 // a control to focus in the whole tab, and has the browser lay out the page for that.
 function makeLayer(plot, area) {
   const layer = document.createElementNS(SVG, "svg")
   for (const name of ["path", "path", "rect", "text"]) layer.append(document.createElementNS(SVG, name))
-  const [halo, path, ground, text] = layer.children
+  const [halo, path, behind, text] = layer.children
   layer.setAttribute("class", "desk-line")
-  set(halo, { fill: "none", stroke: "rgba(255,255,255,.85)", "stroke-width": 5 })
+  set(halo, { fill: "none", "stroke-opacity": 0.85, "stroke-width": 5 })
   set(path, { fill: "none", "stroke-width": 2, "stroke-dasharray": "9 9" })
-  set(ground, { height: 18, fill: "#fff" })
+  set(behind, { height: 18 })
   set(text, { "font-family": area.ownerSVGElement.querySelector("text").style.fontFamily, "text-anchor": "middle", "font-size": 12 })
   text.append("")
   ;[...plot.querySelectorAll(".main-svg")].at(-1).before(layer)
@@ -211,21 +216,21 @@ function set(node, attributes) {
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value)
 }
 
-function place(layer, { xaxis, yaxis }, area, { x, heights, peak, label, colour }) {
-  const [halo, path, ground, text] = layer.children
+function place(layer, { xaxis, yaxis }, area, { x, heights, peak, label, colour, ground, ink }) {
+  const [halo, path, behind, text] = layer.children
   const [x0, y0, width, height] = ["x", "y", "width", "height"].map((name) => Number(area.getAttribute(name)))
   const across = (value) => (((value - xaxis.range[0]) / (xaxis.range[1] - xaxis.range[0])) * width).toFixed(1)
   const share = (value) => (value - yaxis.range[0]) / (yaxis.range[1] - yaxis.range[0])
   const down = (value) => (height * (1 - Math.min(share(value), 1))).toFixed(1)
   layer.style.cssText = `position:absolute;overflow:hidden;pointer-events:none;left:${x0}px;top:${y0}px;width:${width}px;height:${height}px`
   const d = x.map((tick, i) => (i ? `H${across(tick)}V` : `M${across(tick)},`) + down(heights[i])).join("")
-  set(halo, { d })
+  set(halo, { d, stroke: ground })
   set(path, { d, stroke: colour })
   const wide = 5.5 * label.length + 4
   const left = Math.max(wide / 2, Math.min(Number(across(peak[0])), width - wide / 2))
   const top = Math.max(Number(down(peak[1])) - 14, 9)
-  set(ground, { x: left - wide / 2, y: top - 9, width: wide })
-  set(text, { x: left, y: top + 4, fill: colour })
+  set(behind, { x: left - wide / 2, y: top - 9, width: wide, fill: ground })
+  set(text, { x: left, y: top + 4, fill: ink })
   text.firstChild.data = label
 }
 
