@@ -254,7 +254,7 @@ BUDGETS = {
     "view": 47123, "ui": 49190, "lab": 27056, "pipeline": 54746, "own_loop": 14886, "cli": 21986,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 54744
+TESTS_BUDGET = 54746
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 
