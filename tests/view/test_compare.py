@@ -356,7 +356,7 @@ def test_what_the_verdict_leaves_out_is_said() -> None:
     pair = msgspec.structs.replace(compared(), unjudged=tuple(f"blocks.{i}.clock" for i in range(5)))
     sentence = scope_sentence(pair)
     assert sentence.startswith("Not judged, two runs of the baseline differ there: blocks.0.clock, ")
-    assert sentence.endswith(" and 1 more")
+    assert sentence.endswith(" and 1 more.")
     probed = msgspec.structs.replace(compared(), n_probes=5)
     assert scope_sentence(probed).startswith("To find hidden state, each block ran 5 more times before the step.")
     assert "--probe N" in scope_sentence(probed), "what lies beyond, and what looks further"

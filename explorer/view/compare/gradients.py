@@ -173,9 +173,9 @@ def scope_sentence(comparison: Comparison) -> str:
         but = f", or twice where it only repeats another block ({n_twice} blocks)" if n_twice else ""
         clauses.append(
             f"To find hidden state, each block ran {count(times, 'more time')} before the step{but}. "
-            "A change that begins later is not seen: --probe N runs each block N times"
+            "A change that begins later is not seen; on the command line, --probe N runs each block N times"
         )
-    return ". ".join(clauses)
+    return "".join(f"{clause}. " for clause in clauses).rstrip()
 
 
 def _exponent(diff: TensorDiff) -> float | None:

@@ -61,6 +61,16 @@ def test_a_broken_or_foreign_link_says_so(app: App, worker: FakeWorker, query: d
     assert all(job.request.spec.model.target == "sample_models/gpt.py" for job in worker.of(Measure))
 
 
+def test_the_name_in_a_link_is_text_and_no_markup(app: App, worker: FakeWorker) -> None:
+    name = "![seen](http://elsewhere/seen.png) **bold** :red[x] <b>.py:make"
+    at = app(model=name)
+    shown = [
+        element.value for element in (*at.error, *at.warning, *at.info, *at.markdown) if "elsewhere" in element.value
+    ]
+    assert shown and name in texts(at)
+    assert not [text for text in shown if any(sign in text for sign in ("![", "](", " **bold", " :red[", " <b>"))]
+
+
 def test_a_click_prices_the_drawn_blocks_alone_and_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prices of all blocks of a large model take seconds."""
     priced: list[str] = []
