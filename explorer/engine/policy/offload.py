@@ -7,6 +7,9 @@
 2. An expanded tensor crosses unexpanded. Parameters stay where they are; on the CPU nothing moves, unless HOST has a
    stand-in: a measured step then copies as on a GPU (bench/host_stand_in.py).
 3. The copy back runs in the stream that needs the tensor, which waits for the copy.
+4. Sparse and nested tensors and tensors of subclasses such as DTensor stay: their bytes lie in other tensors.
+5. torch does not check the version of a tensor that goes through hooks. `_Saved` does: without the check, backward
+   would read what an operation in place wrote after the save.
 Source: torch.autograd.graph.save_on_cpu, which also copies parameters and copies a tensor each time it is saved.
 """
 
@@ -15,12 +18,15 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 Back = Callable[[], Tensor]
 Out = Callable[[Tensor], Back | None]
@@ -35,7 +41,7 @@ class HostBytes:
         """Copies a tensor that is on no GPU."""
         self.peak_bytes = 0
         self._now = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection may delete an owner inside `_add`
 
     def restart(self) -> None:
         self.peak_bytes = self._now
@@ -55,50 +61,110 @@ HOST = HostBytes()
 
 
 class _OnHost:
-    """A tensor on the host. Backward may ask for the tensor several times; a copy that is still alive is used again."""
+    """A tensor on the host. Backward may ask for the tensor several times; a copy that is still alive is used again.
 
-    def __init__(self, back: Back, shape: torch.Size, n_bytes: int) -> None:
-        self._back, self._shape = back, shape
-        self._here: tuple[weakref.ref[Any], tuple[Any, ...]] | None = None
-        """A weak reference to the storage of the copy, and the tensor's type, offset, size and stride in it."""
+    Another stream brings a copy of its own: it could read the first one before it is there.
+    """
+
+    def __init__(self, back: Back, tensor: Tensor, n_bytes: int) -> None:
+        self._back, self._shape, self._device = back, tensor.shape, tensor.device
+        self._fake_mode: Any = getattr(tensor, "fake_mode", None)
+        """Of a tensor without data, whose storage is on the device meta."""
+        self._here: tuple[weakref.ref[Any], object, tuple[Any, ...]] | None = None
+        """A weak reference to the copy's storage, its stream, and the tensor's type, offset, size and stride in it."""
         HOST.hold(self, n_bytes)
 
     def tensor(self) -> Tensor:
-        if self._here is not None and (storage := self._here[0]()) is not None:
-            dtype, *place = self._here[1]
-            return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *place).expand(self._shape)
+        stream = _stream(self._device)
+        storage = self._here[0]() if self._here is not None and self._here[1] == stream else None
+        if self._here is not None and storage is not None:
+            dtype, *place = self._here[2]
+            here = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *place)
+            if self._fake_mode is not None:
+                here = FakeTensor(self._fake_mode, here, self._device)
+            return here.expand(self._shape)
         tensor = self._back()
         place = [tensor.storage_offset(), tensor.size(), tensor.stride()]
-        self._here = weakref.ref(tensor.untyped_storage()), (tensor.dtype, *place)
+        self._here = weakref.ref(tensor.untyped_storage()), stream, (tensor.dtype, *place)
         return tensor.expand(self._shape)
 
 
-def offload_saved(modules: Sequence[nn.Module], out: Out | None = None) -> AbstractContextManager[object]:
-    """A context in which tensors that autograd saves move to the host. Parameters of `modules` stay."""
-    parameters = {parameter.untyped_storage()._cdata for module in modules for parameter in module.parameters()}
+class _Saved:
+    """What autograd holds in place of a saved tensor: `on_host`, or the tensor itself if it stays on the device."""
+
+    def __init__(self, tensor: Tensor, on_host: _OnHost | None = None) -> None:
+        self._on_host, self._version = on_host, tensor._version
+        with _disable_current_modes():  # these are no operators of the model
+            # Detached, because an output and the operation that saves it would hold each other. Versions are shared.
+            self._tensor = tensor.detach()
+            if on_host is not None:
+                self._tensor.data = tensor.new_empty(0)
+
+    def tensor(self) -> Tensor:
+        """The tensor on its device. Raises RuntimeError after a change in place, as autograd does without hooks."""
+        here, version = self._tensor, self._tensor._version
+        if self._on_host is not None:
+            here = self._on_host.tensor()
+        if version != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{tuple(here.shape)} of an offloaded block is at version {version}; expected version {self._version} "
+                "instead. Everything kept, the step fails too: leave the operation out, or let it write into a clone."
+            )
+        return here
+
+
+@contextmanager
+def offload_saved(modules: Sequence[nn.Module], out: Out | None = None, name: str = "A block") -> Iterator[None]:
+    """A context in which tensors that autograd saves move to the host. Parameters stay, those of `modules` in any view.
+
+    Raises RuntimeError with the `name` of the block if torch.func refuses the context.
+    """
+    parameters = {
+        parameter.untyped_storage()._cdata
+        for module in modules
+        for parameter in module.parameters()
+        if _has_bytes_of_its_own(parameter)
+    }
     copies: dict[object, tuple[weakref.ref[object], weakref.ref[_OnHost]]] = {}
     copy_out = out or to_host
 
-    def pack(tensor: Tensor) -> Tensor | _OnHost:
+    def pack(tensor: Tensor) -> _Saved:
+        if not _has_bytes_of_its_own(tensor):
+            return _Saved(tensor)
         storage = tensor.untyped_storage()
-        if storage._cdata in parameters:
-            return tensor
-        key = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
+        if storage._cdata in parameters or any(isinstance(owner, nn.Parameter) for owner in (tensor, tensor._base)):
+            return _Saved(tensor)
+        bits = (tensor.is_conj(), tensor.is_neg(), tensor._version)
+        key = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, *bits)
         owner, copy = copies.get(key, (None, None))
         on_host = copy() if copy is not None and owner is not None and owner() is storage else None
         if on_host is None:  # a new tensor, or an address that was handed out again
             small = unexpanded(tensor)
             back = copy_out(small)
             if back is None:
-                return tensor.detach()  # an output and the operation that saves it would hold each other in a cycle
-            on_host = _OnHost(back, tensor.shape, small.nbytes)
+                return _Saved(tensor)
+            on_host = _OnHost(back, tensor, small.nbytes)
             copies[key] = weakref.ref(storage), weakref.ref(on_host)
-        return on_host
+        return _Saved(tensor, on_host)
 
-    def unpack(packed: Tensor | _OnHost) -> Tensor:
-        return packed.tensor() if isinstance(packed, _OnHost) else packed
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, _Saved.tensor):
+            yield
+    except RuntimeError as error:
+        if not any("saved tensor hooks" in str(part) for part in error.args):
+            raise
+        raise RuntimeError(
+            f"{name} is offloaded and calls torch.func, which refuses saved tensor hooks, by which tensors move. "
+            "Keep the block, or call torch.autograd.grad(..., create_graph=True) there."
+        ) from error
 
-    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+def _has_bytes_of_its_own(tensor: Tensor) -> bool:
+    """False for sparse, nested and wrapped tensors and for parameters without a shape yet."""
+    if tensor.layout != torch.strided or tensor.is_nested or is_traceable_wrapper_subclass(tensor):
+        return False
+    return not is_lazy(tensor)
 
 
 def to_host(tensor: Tensor) -> Back | None:
@@ -118,6 +184,11 @@ def to_host(tensor: Tensor) -> Back | None:
         return pinned.to(device, non_blocking=True)
 
     return back
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    """The stream in which this thread works now; None on the CPU."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 @functools.cache

@@ -171,7 +171,7 @@ def _run(
     kwargs: dict[str, object],
 ) -> object:
     if wrap.unit.action == "offload":
-        with offload_saved(modules):
+        with offload_saved(modules, name=wrap.fqn):
             return function(*args, **kwargs)
     policy = wrap.policy
     recompute = functools.partial(

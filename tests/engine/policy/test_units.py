@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from explorer import is_recomputing
+from explorer.engine.policy import offload
 from explorer.engine.policy.apply import _operators, apply_policy
 from explorer.engine.policy.offload import HOST, Back, offload_saved, to_host
 from explorer.engine.policy.units import Recomputing, observe_recompute, operator, selective_contexts
@@ -293,3 +295,83 @@ def test_what_is_there_is_not_brought_again(n_times: int) -> None:
     for _ in range(n_times):
         loss.backward(retain_graph=True)
     assert lane.n_back <= 2 * n_times  # once for the product, once for the exponential
+
+
+def grown(x: Tensor, weight: nn.Parameter) -> Tensor:
+    y = (x * weight).sigmoid()
+    y.add_(1.0)
+    return y
+
+
+def retrained(x: Tensor, weight: nn.Parameter) -> Tensor:
+    y = (x * weight).sum()
+    with torch.no_grad():
+        weight.mul_(2.0)
+    return y
+
+
+@pytest.mark.parametrize("step", [grown, retrained])
+@pytest.mark.parametrize("moves", [False, True])
+def test_what_is_written_in_place_after_it_was_saved_is_an_error_as_without_offload(
+    step: Callable[[Tensor, nn.Parameter], Tensor], moves: bool
+) -> None:
+    x, weight = torch.ones(4, requires_grad=True), nn.Parameter(torch.ones(4))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        step(x, weight).sum().backward()
+    with offload_saved([], Lane() if moves else None):
+        loss = step(x, weight).sum()
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation.*at version \d; expected version"):
+        loss.backward()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("kind", ["to_sparse", "to_sparse_csr"])
+def test_tensors_whose_bytes_lie_in_others_stay(kind: str) -> None:
+    matrix, x, lane = getattr(torch.eye(3), kind)(), torch.randn(3, 3, requires_grad=True), Lane()
+    with offload_saved([], lane):
+        loss = (matrix @ x.exp()).sum()
+    loss.backward()
+    assert x.grad is not None and torch.allclose(x.grad, x.exp()) and lane.out_bytes == [x.nbytes]
+
+
+def test_a_tensor_and_its_conjugate_are_two() -> None:
+    x = torch.randn(4, dtype=torch.complex64, requires_grad=True)
+    for out in (None, Lane()):
+        with offload_saved([], out):
+            y = x * 1j
+            (y.square() * y.conj().square()).real.sum().backward()
+    assert x.grad is not None and torch.allclose(x.grad, 2 * 4 * x.detach().abs().square() * x.detach())
+
+
+def test_a_weight_of_another_module_stays_too() -> None:
+    weight, x, lane = nn.Parameter(torch.randn(3, 3)), torch.randn(5, 3, requires_grad=True), Lane()
+    with offload_saved([], lane):
+        _ = x @ weight, x @ weight.t()
+    assert lane.out_bytes == [x.nbytes]
+
+
+def test_a_block_that_calls_torch_func_is_named() -> None:
+    named = r"blocks\.1 is offloaded and calls torch\.func.*Keep the block"
+    with pytest.raises(RuntimeError, match=named), offload_saved([], name="blocks.1"):
+        torch.func.grad(torch.sum)(torch.ones(3))
+    with pytest.raises(RuntimeError, match="^the user's own$"), offload_saved([]):
+        raise RuntimeError("the user's own")
+
+
+def test_the_bytes_on_the_host_may_be_counted_inside_a_count() -> None:
+    """A garbage collection may end an owner at any line of the same thread."""
+    with HOST._lock:
+        assert HOST._lock.acquire(blocking=False)
+        HOST._lock.release()
+
+
+def test_each_stream_brings_a_copy_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would make the second wait for the copy of the first."""
+    lane, x = Lane(), torch.randn(16, requires_grad=True)
+    with offload_saved([], lane):
+        loss = (y := x.exp()).mul(y).sum()
+    for streams, n_back in ((itertools.repeat(1), 1), (itertools.count(), 2)):
+        lane.n_back = 0
+        monkeypatch.setattr(offload, "_stream", lambda device, streams=streams: next(streams))
+        torch.autograd.grad(loss, y, retain_graph=True)
+        assert lane.n_back == n_back
