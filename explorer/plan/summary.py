@@ -92,6 +92,8 @@ class Summary:
     largest_blocks: dict[str, int]
     """Saved activations at the peak by block, the largest first."""
     total_memory_bytes: int | None
+    reserved_bytes: int | None
+    """What the caching allocator took from the GPU at most; None: not measured, or no GPU."""
     card: CardMemory | None
     card_refused: str
     """Why the card could not be filled; empty: it was, or none was asked for."""
@@ -123,6 +125,7 @@ def summarize(run: Measurement, *, name: str, card: Card | None = None) -> Summa
         held=held,
         largest_blocks={} if at is None else _largest_blocks(at, run),
         total_memory_bytes=run.environment.total_memory_bytes,
+        reserved_bytes=run.peaks.steady_reserved_peak_bytes or run.peaks.reserved_peak_bytes,
         card=on_card,
         card_refused=refused,
         changes=changes,
@@ -304,11 +307,13 @@ def fits_text(summary: Summary) -> str:
     total = summary.total_memory_bytes
     if total is None or peak is None:
         return "not known for this machine; --card NAME says it for a GPU"
-    word = "no" if summary.failure or peak > total else "yes"
+    reserved = summary.reserved_bytes
+    size = mib(peak) if reserved is None else f"{mib(reserved)} reserved"
+    word = "no" if summary.failure or max(peak, reserved or 0) > total else "yes"
     gpu, is_gpu, _ = summary.device.rpartition(" (cuda)")
     if is_gpu:
-        return f"{gpu}: {word}, {mib(peak)} of {mib(total)}; --card NAME says it for another GPU"
-    return f"this machine: {word}, {mib(peak)} of {mib(total)}; --card NAME says it for a GPU"
+        return f"{gpu}: {word}, {size} of {mib(total)}; --card NAME says it for another GPU"
+    return f"this machine: {word}, {size} of {mib(total)}; --card NAME says it for a GPU"
 
 
 def change_text(change: Change) -> str:

@@ -9,8 +9,9 @@ import pytest
 
 from explorer.engine.bench.measure import measure_and_describe
 from explorer.plan.memory.ledger import PLURAL
-from explorer.plan.summary import LOWERED_BY, _changes, _fixed, _next_command
+from explorer.plan.summary import LOWERED_BY, _changes, _fixed, _next_command, fits_text, summarize
 from explorer.record import ModelRef, RunSpec
+from explorer.record.measurement import AllocatorPeaks
 from tests.view.builders import measured
 
 
@@ -30,6 +31,24 @@ def test_a_peak_that_a_policy_may_lower_has_no_such_sentence(held: dict[str, int
 def test_levers_are_named_where_a_model_can_be_changed_and_not_of_a_record(name: str, verb: str) -> None:
     run = msgspec.structs.replace(measured(), spec=RunSpec(model=ModelRef(target="m.py")))
     assert _next_command(run, name, ()).startswith(f"checkpoint-explorer {verb}")
+
+
+@pytest.mark.parametrize(
+    ("reserved", "steady", "total", "says"),
+    [
+        (3 << 30, None, 4 << 30, "yes, 3.00 GiB reserved of 4.00 GiB"),
+        (3 << 30, 2 << 30, 4 << 30, "yes, 2.00 GiB reserved of 4.00 GiB"),
+        (3 << 30, None, 2 << 30, "no, 3.00 GiB reserved of 2.00 GiB"),
+    ],
+)
+def test_a_step_fits_a_gpu_by_what_the_allocator_reserved(
+    reserved: int, steady: int | None, total: int, says: str
+) -> None:
+    peaks = AllocatorPeaks(reserved_peak_bytes=reserved, steady_reserved_peak_bytes=steady)
+    run = measured()
+    gpu = msgspec.structs.replace(run.environment, device="cuda", device_name="T4", total_memory_bytes=total)
+    summary = summarize(msgspec.structs.replace(run, peaks=peaks, environment=gpu), name="step2.explorer")
+    assert fits_text(summary) == f"T4: {says}; --card NAME says it for another GPU"
 
 
 def test_where_recompute_frees_little_the_least_reachable_peak_is_said() -> None:
