@@ -312,6 +312,11 @@ class Measurement(Record):
         return None if root is None or not self.complete else int(getattr(root, field))
 
     @property
+    def step_times(self) -> Samples:
+        """Times of the whole step; empty if it was not timed, or was cut short."""
+        return self.times.step if self.times and self.complete else Samples()
+
+    @property
     def as_run(self) -> Measurement:
         """This run, as the fullest of several ranks has it."""
         return self
@@ -321,7 +326,6 @@ class Measurement(Record):
 
         A run that was cut short has only `held_peak_bytes` and `failed_in`.
         """
-        step = self.times.step if self.times and self.complete else Samples()
         return {
             "complete": self.complete,
             "failed_in": self.failed_in,
@@ -332,8 +336,8 @@ class Measurement(Record):
             "forward_flops": self.forward_flops,
             "recompute_flops": self.recompute_flops,
             "backward_flops": self.backward_flops,
-            "step_ms": step.median_ms,
-            "step_spread_ms": step.spread_ms,
+            "step_ms": self.step_times.median_ms,
+            "step_spread_ms": self.step_times.spread_ms,
             **(self.card.headlines() if self.card else self._allocator_headlines()),
         }
 

@@ -64,20 +64,21 @@ class Mark:
 
 def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Chart:
     """Every mark's customdata starts with its id."""
-    question, answer, word = "How much time does less memory cost?", _answer(marks, budget_bytes), _word(marks)
+    answer, word = _answer(marks, budget_bytes), _word(marks)
+    what = {"time": "time", "FLOPs": "compute"}[word]
+    question = f"How much {what} does less memory cost?"
     fig = empty(question, "No plan was found yet.")
     if marks:
-        fig = figure(question.replace("time", "compute") if word == "FLOPs" else question, answer, height=HEIGHT)
+        fig = figure(question, answer, height=HEIGHT)
         most = max(mark.peak_bytes for mark in marks)
         unit, unit_name = byte_axis(most)
         for kind in LOOKS:
             if of_kind := [mark for mark in marks if mark.kind == kind]:
                 fig.add_trace(_trace(kind, of_kind, unit))
-        line = budget_bytes if budget_bytes is not None and budget_bytes <= 1.2 * most else None
-        if line is not None:
+        if budget_bytes is not None and budget_bytes <= 1.2 * most:
             fig.add_vline(
-                x=line / unit, line={"dash": "dash", "width": 2, "color": CURSOR},
-                annotation={"text": f"budget {mib(line)}", "font": {"size": 12}, "yanchor": "bottom", "y": 1},
+                x=budget_bytes / unit, line={"dash": "dash", "width": 2, "color": CURSOR},
+                annotation={"text": f"budget {mib(budget_bytes)}", "font": {"size": 12}, "yanchor": "bottom", "y": 1},
             )  # fmt: skip
         fig.update_layout(
             xaxis={"title_text": f"step peak ({unit_name})"},
@@ -103,12 +104,14 @@ def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Ch
 
 
 def _trace(kind: Kind, marks: Sequence[Mark], unit: int) -> go.Scatter:
-    spreads = [(mark.spread if mark.measured else None) or 0.0 for mark in marks]
     name, symbol, colour, size = LOOKS[kind]
+    points: list[Point] = []
+    for mark in marks:
+        spread = mark.measured and mark.spread
+        points.append((mark.peak_bytes / unit, mark.time_ratio, spread or 0.0, [mark.id, *_hover(mark)]))
     ring = {"width": 3 if kind == "drawn" else 2, "color": colour}
     return _scatter(
-        ([mark.peak_bytes / unit for mark in marks], [mark.time_ratio for mark in marks], spreads),
-        [[mark.id, *_hover(mark)] for mark in marks],
+        points,
         name=name,
         mode="lines+markers" if kind == "plan" else "markers",
         line={"width": 1.5, "color": colour, "shape": "hv"},
@@ -116,11 +119,13 @@ def _trace(kind: Kind, marks: Sequence[Mark], unit: int) -> go.Scatter:
     )
 
 
-def _scatter(
-    places: tuple[list[float], list[float], list[float]], custom: list[list[object]], **look: object
-) -> go.Scatter:
-    """Points with error bars. `places`: x, y and spread of each; `custom`: its name for clicks, then lines of hover."""
-    x, y, spreads = places
+Point = tuple[float, float, float, list[object]]
+"""x, y, spread, and custom data: the name for clicks, then lines of hover."""
+
+
+def _scatter(points: Sequence[Point], **look: object) -> go.Scatter:
+    """Points with error bars."""
+    x, y, spreads, custom = zip(*points)
     lines = "\n".join(f"%{{customdata[{i}]}}" for i in range(2, len(custom[0])))
     return go.Scatter(
         x=x, y=y, customdata=custom, hovertemplate=bold("%{customdata[1]}") + f"\n{lines}",
@@ -190,7 +195,8 @@ def run_plane(points: Sequence[RunPoint], model: str) -> Chart:
         for n, kind in enumerate(dict.fromkeys(point.conditions for point in points)):
             of_kind = [place for place, point in enumerate(points) if point.conditions == kind]
             fig.add_trace(_marks(points, of_kind, ahead, (SYMBOLS[n % len(SYMBOLS)], unit)))
-            front = sorted((points[place] for place in of_kind if place in ahead), key=lambda point: point.peak_bytes)
+            front = [points[place] for place in of_kind if place in ahead]
+            front.sort(key=lambda point: point.peak_bytes)
             if len(front) > 1:
                 fig.add_scatter(
                     x=[point.peak_bytes / unit for point in front], y=[point.step_ms for point in front],
@@ -241,17 +247,17 @@ def _beats(other: RunPoint, run: RunPoint) -> bool:
 
 def _marks(points: Sequence[RunPoint], places: list[int], ahead: Sequence[int], drawn: tuple[str, int]) -> go.Scatter:
     symbol, unit = drawn
-    of_kind = [points[place] for place in places]
-    colours = [RUN_COLOURS["baseline" if point.keeps_all else "candidate"] for point in of_kind]
-    symbols = [_symbol(points[place], symbol, ahead=place in ahead) for place in places]
+    marks: list[Point] = []
+    colours, symbols = [], []
+    for place in places:
+        point, is_front = points[place], place in ahead
+        custom = [place, *_hover_of_run(point, ahead=is_front)]
+        marks.append((point.peak_bytes / unit, point.step_ms, point.spread_ms or 0.0, custom))
+        colours.append(RUN_COLOURS["baseline" if point.keeps_all else "candidate"])
+        symbols.append(_symbol(point, symbol, ahead=is_front))
     return _scatter(
-        (
-            [point.peak_bytes / unit for point in of_kind],
-            [point.step_ms for point in of_kind],
-            [point.spread_ms or 0.0 for point in of_kind],
-        ),
-        [[place, *_hover_of_run(points[place], ahead=place in ahead)] for place in places],
-        name=of_kind[0].conditions,
+        marks,
+        name=points[places[0]].conditions,
         mode="markers",
         marker={"symbol": symbols, "size": 11, "color": colours, "line": {"width": 2, "color": colours}},
     )
@@ -265,7 +271,9 @@ def _symbol(point: RunPoint, symbol: str, *, ahead: bool) -> str:
 
 
 def _hover_of_run(point: RunPoint, *, ahead: bool) -> tuple[str, str, str, str]:
-    spread = f" ± {point.spread_ms:,.1f}" if point.spread_ms is not None else ""
+    spread = ""
+    if point.spread_ms is not None:
+        spread = f" ± {point.spread_ms:,.1f}"
     stands = point.verdict if point.verdict in UNSAFE else "beaten by another run"
     if ahead:
         stands = "on the front"

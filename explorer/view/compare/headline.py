@@ -7,7 +7,7 @@ from dataclasses import replace
 from explorer.plan.names import recomputed_blocks
 from explorer.record.comparison import Comparison
 from explorer.record.graph import Hazard
-from explorer.record.measurement import Measurement, Samples, ratio_with_spread
+from explorer.record.measurement import Measurement, ratio_with_spread
 from explorer.view.compare.cost import doubt_of_ratio, uncounted_in_words
 from explorer.view.drawing.units import (
     NOT_MEASURED,
@@ -71,12 +71,11 @@ def _of_a_failed_pair(run: Comparison) -> tuple[Headline, ...]:
 
 
 def _of_one(run: Measurement) -> tuple[Headline, ...]:
-    step = run.times.step if run.times and run.complete else None
     plain = [
         ("step_peak_bytes", peak_and_end(run), _peak_tooltip(run)),
         ("saved_after_forward_bytes", mib(run.saved_after_forward_bytes), ""),
-        ("total_flops", flops(run.total_flops), _flops_tooltip(run)),
-        ("step_ms", milliseconds(step), HEADLINES["time_ratio"]),
+        ("total_flops", flops(run.total_flops), _tooltip("flop_ratio", uncounted_in_words(run))),
+        ("step_ms", milliseconds(run.step_times), HEADLINES["time_ratio"]),
     ]
     figures = [
         Headline(
@@ -90,12 +89,12 @@ def _of_one(run: Measurement) -> tuple[Headline, ...]:
 
 def _peak_tooltip(run: Measurement) -> str:
     peaks = peaks_in_words(run)
-    return HEADLINES["step_peak_bytes"] + (f" The {peaks}." if peaks else "")
+    return _tooltip("step_peak_bytes", peaks and f"The {peaks}")
 
 
-def _flops_tooltip(run: Measurement) -> str:
-    left_out = uncounted_in_words(run)
-    return HEADLINES["flop_ratio"] + (f" {left_out}." if left_out else "")
+def _tooltip(key: str, note: str) -> str:
+    """The meaning of a figure, and the note of this run if it has one."""
+    return HEADLINES[key] + (note and f" {note}.")
 
 
 def bytes_headline(key: str, old: int | None, new: int | None, *, predicted: bool = False) -> Headline:
@@ -121,26 +120,25 @@ def _flops(base: Measurement, cand: Measurement) -> Headline:
     moved = change(base.total_flops, cand.total_flops)
     return Headline(
         key="flop_ratio",
-        value=f"{percent(moved, signed=True)}" if moved is not None else NOT_MEASURED,
+        value=percent(moved, signed=True),
         delta=f"{flops(cand.recompute_flops)} recomputed" if cand.recompute_flops is not None else "",
         tone=_tone(moved),
         origin=("counted",),
-        tooltip=_flops_tooltip(cand),
+        tooltip=_tooltip("flop_ratio", uncounted_in_words(cand)),
     )
 
 
 def _time(base: Measurement, cand: Measurement) -> Headline:
-    old, new = (run.times.step if run.times else Samples() for run in (base, cand))
+    old, new = base.step_times, cand.step_times
     ratio = ratio_with_spread(new, old)
+    if ratio is None:
+        return Headline(key="time_ratio", value=NOT_MEASURED)
     doubt = doubt_of_ratio(new, old)
-    tone: Tone = "neutral"
-    if ratio is not None and not doubt:
-        tone = "bad" if ratio[0] > 1 else "good"
     return Headline(
         key="time_ratio",
-        value=NOT_MEASURED if ratio is None else time_ratio(*ratio),
-        delta="" if ratio is None else doubt or milliseconds(new),
-        tone=tone,
+        value=time_ratio(*ratio),
+        delta=doubt or milliseconds(new),
+        tone="neutral" if doubt else _tone(ratio[0] - 1),
         origin=("measured",),
     )
 

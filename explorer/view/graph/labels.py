@@ -8,7 +8,7 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
-from explorer.plan.names import above
+from explorer.plan.names import above, nearest_around
 from explorer.record.allocations import Ledger
 from explorer.record.base import Record
 from explorer.record.comparison import Comparison
@@ -165,10 +165,7 @@ def _change(facts: Facts, fqn: str, on: set[str]) -> str:
 
 def _recomputed_with(fqn: str, on: set[str]) -> str | None:
     """The innermost recomputed block around `fqn`."""
-    outer = fqn.rpartition(".")[0]
-    while outer and outer not in on:
-        outer = outer.rpartition(".")[0]
-    return outer or None
+    return nearest_around(fqn.rpartition(".")[0], on) or None
 
 
 def _saved(facts: Facts, fqn: str) -> int:
@@ -179,17 +176,21 @@ def _saved(facts: Facts, fqn: str) -> int:
 
 def _kept_cost(facts: Facts, fqn: str) -> MeasuredBlock | None:
     """Cost of a block with everything kept. None also for an opened run, whose figures belong to its policy."""
-    keeps_all = facts.baseline is not None and not facts.baseline.spec.policy.units
-    return facts.baseline.by_fqn.get(fqn) if facts.baseline and keeps_all else None
+    if facts.baseline is None or facts.baseline.spec.policy.units:
+        return None
+    return facts.baseline.by_fqn.get(fqn)
 
 
 def _note(facts: Facts, node: Node, on: set[str]) -> str:
     cost = facts.cost_of(node.id)
-    ran = f"ran {cost.n_forward + cost.n_recompute}×" if cost and cost.n_recompute else ""
-    unit = facts.segment_of.get(node.id)
-    place = f"{unit.index(node.id) + 1} of {len(unit)} together" if unit else ""
-    note = ", ".join(filter(None, (place, ran)))
-    return note or (facts.prices.get(node.id, "") if node.toggles and node.id not in on else "")
+    notes = []
+    if unit := facts.segment_of.get(node.id):
+        notes.append(f"{unit.index(node.id) + 1} of {len(unit)} together")
+    if cost and cost.n_recompute:
+        notes.append(f"ran {cost.n_forward + cost.n_recompute}×")
+    if not notes and node.toggles and node.id not in on:
+        notes.append(facts.prices.get(node.id, ""))
+    return ", ".join(notes)
 
 
 def _title(facts: Facts, node: Node, block: Block | None) -> str:
@@ -269,7 +270,9 @@ def distances_by_block(comparison: Comparison | None) -> dict[str, float]:
     """The largest relative distance of a gradient at or below each block; blocks whose gradients are equal are left
     out."""
     furthest: dict[str, float] = {}
-    for diff in comparison.gradients if comparison is not None else ():
+    if comparison is None:
+        return furthest
+    for diff in comparison.gradients:
         if not diff.bitwise and diff.relative_norm:
             for block in above(diff.name):
                 furthest[block] = max(furthest.get(block, 0.0), diff.relative_norm)
@@ -288,12 +291,13 @@ def _distance(facts: Facts, node: Node) -> str:
 def _shares(facts: Facts, nodes: dict[str, Node]) -> dict[str, float]:
     """Each node's figure, everything below included, relative to the largest: bytes alive, else distances."""
     sizes: dict[str, float] = {}
-    if facts.alive is None:
-        sizes = {node.id: _furthest(facts, node) for node in nodes.values()} if facts.distances else {}
-    for fqn, n_bytes in facts.alive.by_block.items() if facts.alive is not None else ():
-        id: str | None = fqn if fqn in nodes else None
-        while id:
-            sizes[id] = sizes.get(id, 0) + n_bytes
-            id = nodes[id].parent
+    if facts.alive is not None:
+        for fqn, n_bytes in facts.alive.by_block.items():
+            id: str | None = fqn if fqn in nodes else None
+            while id:
+                sizes[id] = sizes.get(id, 0) + n_bytes
+                id = nodes[id].parent
+    elif facts.distances:
+        sizes = {node.id: _furthest(facts, node) for node in nodes.values()}
     largest = max(sizes.values(), default=0)
     return {id: size / largest for id, size in sizes.items()} if largest else {}

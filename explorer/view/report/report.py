@@ -6,10 +6,11 @@ parts of every report.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
+from typing import TypeVar
 
 from explorer import slices
 from explorer.plan.hazards.hazards import hazards
@@ -17,7 +18,7 @@ from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.checkpointing import checkpointing_rows, not_comparable_because, sides
 from explorer.plan.why.peak import explain, explain_one
-from explorer.record.comparison import Comparison
+from explorer.record.comparison import Comparison, TensorDiff
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph
 from explorer.record.history import DeviceHistory, MemoryHistory
@@ -27,6 +28,7 @@ from explorer.record.run import RunOfSlice, RunSpec
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
 from explorer.view.compare.gradients import carried_table, diff_table, gradient_chart, scope_sentence, verdict_sentence
 from explorer.view.compare.headline import headlines
+from explorer.view.drawing.rows import runs_of
 from explorer.view.drawing.units import count, mib
 from explorer.view.memory.blocks import ledger_chart, operators_chart, saved_bytes_chart
 from explorer.view.memory.card import add_card, card_chart, cards_of
@@ -74,10 +76,19 @@ class ReportOf:
     @property
     def known_graph(self) -> ModelGraph | None:
         """The graph in the run's record, else `graph`."""
-        run = self.run.candidate if isinstance(self.run, Comparison) else self.run
-        run = run.fullest if isinstance(run, RecordedRanks) else run
+        run = _shown(self.run)
+        if isinstance(run, RecordedRanks):
+            run = run.fullest
         recorded: ModelGraph | None = getattr(run, "graph", None)
         return recorded or self.graph
+
+
+R = TypeVar("R")
+
+
+def _shown(run: Comparison | R) -> Measurement | R:
+    """The candidate, or the single run."""
+    return run.candidate if isinstance(run, Comparison) else run
 
 
 def page(of: ReportOf, head: Iterable[str], parts: Mapping[str, str | Iterable[str]]) -> str:
@@ -93,9 +104,12 @@ def page(of: ReportOf, head: Iterable[str], parts: Mapping[str, str | Iterable[s
 
 def circumstances(of: ReportOf, place: str, host: Environment | None) -> str:
     """A quiet line: the place, the device and the date of the run."""
-    when = f", {datetime.fromtimestamp(of.created, UTC):%Y-%m-%d %H:%M} UTC" if of.created is not None else ""
-    machine = f"; {host.device_name}, torch {host.torch_version}" if host is not None else ""
-    return paragraph(f"{place}{machine}{when}", "quiet")
+    line = place
+    if host is not None:
+        line += f"; {host.device_name}, torch {host.torch_version}"
+    if of.created is not None:
+        line += f", {datetime.fromtimestamp(of.created, UTC):%Y-%m-%d %H:%M} UTC"
+    return paragraph(line, "quiet")
 
 
 def model_in_words(spec: RunSpec) -> str:
@@ -105,7 +119,7 @@ def model_in_words(spec: RunSpec) -> str:
 
 def failure_boxes(failures: Iterable[Failure | None]) -> Iterator[str]:
     """Each failure once, in a frame."""
-    for failure in {one.sentence: one for one in failures if one is not None}.values():
+    for failure in {failure.sentence: failure for failure in failures if failure is not None}.values():
         yield box([failure.sentence, failure.hint], "error")
 
 
@@ -178,11 +192,6 @@ def _choose_blocks(of: ReportOf, run: Run) -> str:
     return explorable(Explorable(run=start, graph=graph, plans=of.plans, policy=of.spec.policy, lesson=of.lesson))
 
 
-def _shown(run: Run) -> Measurement:
-    """The candidate, or the single run."""
-    return run.candidate if isinstance(run, Comparison) else run
-
-
 def _head(of: ReportOf, run: Run, *, figures: bool) -> Iterator[str]:
     shown = _shown(run)
     where = shown.recorded_in and f"recorded in {shown.recorded_in}"
@@ -193,8 +202,7 @@ def _head(of: ReportOf, run: Run, *, figures: bool) -> Iterator[str]:
         yield f'<div class="cards">{"".join(map(figure_card, headlines(run)))}</div>'
     if isinstance(run, Comparison) and not run.comparable:
         yield box([f"The {what_failed(run)}: nothing is bought, and nothing is proven."], "error")
-    holders: tuple[Run, ...] = (run.baseline, run.candidate, run) if isinstance(run, Comparison) else (run,)
-    yield from failure_boxes(holder.failure for holder in holders)
+    yield from failure_boxes(holder.failure for holder in (*runs_of(run).values(), run))
     yield paragraph(did_not_fit(shown, None), "warn")
 
 
@@ -207,9 +215,8 @@ def figure_card(figure: Headline) -> str:
 def _memory(of: ReportOf, run: Run, *, drawn_above: bool) -> Iterator[str]:
     if isinstance(run, Comparison):
         yield from map(paragraph, explain(run, of.known_graph))
-        both = {"baseline": run.baseline, "candidate": run.candidate}
-        yield from _on_card(both)
-        yield drawn(add_card(timeline(run.baseline, run.candidate), both))
+        yield from _on_card(runs_of(run))
+        yield drawn(add_card(timeline(run.baseline, run.candidate), runs_of(run)))
         yield from by_role_and_block(run.candidate)
     else:
         yield from memory_of_one(run, of.known_graph, with_timeline=not drawn_above)
@@ -245,7 +252,7 @@ def by_role_and_block(run: Measurement) -> Iterator[str]:
 
 
 def _cost(run: Run) -> Iterator[str]:
-    if table := checkpointing_rows(run.baseline if isinstance(run, Comparison) else run.as_run):
+    if table := checkpointing_rows(runs_of(run)["baseline"]):
         yield folded("checkpointing by the model itself", table)
     if isinstance(run, Comparison) and run.comparable:
         yield drawn(recompute_cost(run))
@@ -261,11 +268,15 @@ def _verdict(run: Run) -> Iterator[str]:
     yield from map(paragraph, (*sides(run), *run.causes))
     yield paragraph(not_comparable_because(run))
     yield paragraph(scope_sentence(run), "quiet")
-    yield drawn(gradient_chart(run)) if run.gradients else ""
-    if wrong := [row for row in diff_table(run.buffers) if row["verdict"] != "bitwise equal"]:
-        yield folded("buffers that are not equal", wrong)
-    if wrong := [row for row in diff_table(run.parameters) if row["verdict"] != "bitwise equal"]:
-        yield folded(f"parameters that are not equal after {count(run.n_steps, 'step')}", wrong)
+    if run.gradients:
+        yield drawn(gradient_chart(run))
+    families: dict[str, Sequence[TensorDiff]] = {
+        "buffers that are not equal": run.buffers,
+        f"parameters that are not equal after {count(run.n_steps, 'step')}": run.parameters,
+    }
+    for title, diffs in families.items():
+        if wrong := [diff for diff in diffs if diff.verdict != "bitwise equal"]:
+            yield folded(title, diff_table(wrong))
     yield folded("state that is not equal", carried_table(run))
 
 
@@ -325,6 +336,7 @@ def _history(device: DeviceHistory, run: Measurement) -> Iterator[str]:
     yield drawn(alone(timeline(run)))
     yield table(history_rows(device))
     yield from (paragraph(note, "quiet") for note in history_notes(device))
-    yield table(refusal_rows(device)) if device.refused else ""
+    if device.refused:
+        yield table(refusal_rows(device))
     yield table(alive_rows(run, "module"))
     yield table(alive_rows(run, "source line"))

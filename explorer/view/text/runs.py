@@ -5,6 +5,7 @@ at least 573.0 MiB, then refused        failed in the recompute of blocks.5
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +35,7 @@ def figures_of(run: Measurement) -> dict[str, str]:
         "Forward": flops(run.forward_flops),
         "Recompute": flops(run.recompute_flops),
         "Backward": flops(run.backward_flops),
-        "Step time": milliseconds(run.times.step if run.times and run.complete else None),
+        "Step time": milliseconds(run.step_times),
     }
 
 
@@ -80,15 +81,16 @@ def did_not_fit(run: Measurement, whole: Measurement | None) -> str:
     """
     if not run.refused:
         return ""
-    tried = [
-        one.what if one.held_peak_bytes is None else f"{one.what}, at least {mib(one.held_peak_bytes)}"
-        for one in run.refused
-    ]
-    refused = f"Did not fit: {', then '.join(tried)}, then refused."
+    tried = []
+    for refused in run.refused:
+        tried.append(refused.what)
+        if refused.held_peak_bytes is not None:
+            tried[-1] += f", at least {mib(refused.held_peak_bytes)}"
+    sentence = f"Did not fit: {', then '.join(tried)}, then refused."
     if whole is None or whole.step_peak_bytes is None:
-        return refused
+        return sentence
     needed = mib(whole.step_peak_bytes)
-    return f"{refused} Put together from the run that fitted, everything kept needs {needed} (predicted)."
+    return f"{sentence} Put together from the run that fitted, everything kept needs {needed} (predicted)."
 
 
 def _ended(failure: Failure) -> str:
@@ -98,56 +100,55 @@ def _ended(failure: Failure) -> str:
 def conditions(spec: RunSpec) -> str:
     """`small, batch=4, cpu, bfloat16 autocast`: size, arguments, device, and options that differ from the default."""
     model, usual = spec.model, RunSpec(model=spec.model)
-    named = [
-        model.size or "",
-        *(f"{name}={value}" for name, value in sorted(model.arguments.items())),
-        f"weights {Path(model.weights).name}" if model.weights else "",
-        spec.device,
-        "" if spec.dtype == usual.dtype else spec.dtype,
-        "" if spec.autocast == usual.autocast else f"{spec.autocast} autocast",
-        "" if spec.mode == usual.mode else f"{spec.mode} mode",
-        "forward alone" if spec.forward_only else "",
-        "" if spec.optimizer == usual.optimizer else f"optimizer {spec.optimizer}",
-        "" if spec.optimizer_form == usual.optimizer_form else f"{spec.optimizer_form} optimizer",
-        f"momentum {spec.momentum:g}" if spec.optimizer == "sgd" and spec.momentum else "",
-        "" if spec.n_accumulation == 1 else f"{spec.n_accumulation} microbatches",
-        f"frozen {', '.join(spec.frozen)}" if spec.frozen else "",
-        "" if spec.n_threads == usual.n_threads else count(spec.n_threads, "thread"),
-    ]
+    options = {
+        "dtype": spec.dtype,
+        "autocast": f"{spec.autocast} autocast",
+        "mode": f"{spec.mode} mode",
+        "forward_only": "forward alone",
+        "optimizer": f"optimizer {spec.optimizer}",
+        "optimizer_form": f"{spec.optimizer_form} optimizer",
+        "momentum": f"momentum {spec.momentum:g}" * (spec.optimizer == "sgd"),
+        "n_accumulation": f"{spec.n_accumulation} microbatches",
+        "frozen": f"frozen {', '.join(spec.frozen)}",
+        "n_threads": count(spec.n_threads, "thread"),
+    }
+    named = [model.size, *(f"{name}={value}" for name, value in sorted(model.arguments.items()))]
+    if model.weights:
+        named.append(f"weights {Path(model.weights).name}")
+    named.append(spec.device)
+    named += [text for name, text in options.items() if getattr(spec, name) != getattr(usual, name)]
     return ", ".join(filter(None, named))
 
 
 def peaks_in_words(run: Measurement) -> str:
     """The allocator's peaks, shown beside the drawn peak; empty if the allocator reports no peaks."""
-    own = run.peaks
+    peaks = run.peaks
     named = {
-        "requested": own.requested_peak_bytes, "allocated": own.allocated_peak_bytes,
-        "reserved": own.reserved_peak_bytes, "of it stranded": own.stranded_bytes,
-        "reserved once the cache is warm": own.steady_reserved_peak_bytes,
-        "offloaded to the host": own.offloaded_peak_bytes or None,
+        "requested": peaks.requested_peak_bytes, "allocated": peaks.allocated_peak_bytes,
+        "reserved": peaks.reserved_peak_bytes, "of it stranded": peaks.stranded_bytes,
+        "reserved once the cache is warm": peaks.steady_reserved_peak_bytes,
+        "offloaded to the host": peaks.offloaded_peak_bytes or None,
     }  # fmt: skip
-    peaks = ", ".join(f"{mib(n_bytes)} {name}" for name, n_bytes in named.items() if n_bytes is not None)
-    return f"allocator's peaks: {peaks}" if peaks else ""
+    words = ", ".join(f"{mib(n_bytes)} {name}" for name, n_bytes in named.items() if n_bytes is not None)
+    return words and f"allocator's peaks: {words}"
 
 
 def card_rows(memory: CardMemory) -> dict[str, str]:
     """What a card holds, figure by figure, and what is not known of it."""
     card = memory.card
-    driver = (
-        f"{mib(card.driver_bytes)} of driver and context"
-        if card.driver_bytes is not None
-        else f"driver and context are assumed to take {mib(DRIVER_BYTES[0])} to {mib(DRIVER_BYTES[1])}"
-    )
-    left = {} if memory.refused is not None else {"Left": headroom_text(memory)}
-    return {
+    driver = f"driver and context are assumed to take {mib(DRIVER_BYTES[0])} to {mib(DRIVER_BYTES[1])}"
+    if card.driver_bytes is not None:
+        driver = f"{mib(card.driver_bytes)} of driver and context"
+    rows = {
         "Requested": f"{mib(memory.requested_bytes)}, {mib(memory.workspace_bytes)} of it for workspaces of cuBLAS",
         "Allocated": over_steps(memory, memory.least_allocated_bytes, memory.allocated_bytes),
         "Reserved": f"{over_steps(memory, memory.least_reserved_bytes, memory.reserved_bytes)}, "
         f"{mib(memory.stranded_bytes)} of it stranded",
         "Card": f"{card_name(card)}; torch {torch_of(card)}; {driver}",
-        **left,
-        **card_notes(memory),
     }
+    if memory.refused is None:
+        rows["Left"] = headroom_text(memory)
+    return rows | card_notes(memory)
 
 
 def over_steps(memory: CardMemory, least: int | None, most: int) -> str:
@@ -174,7 +175,9 @@ COLLECTS = "torch collects cached blocks only in a process with a memory fractio
 
 def card_notes(memory: CardMemory) -> dict[str, str]:
     """The refused request, what the figures leave out, and other settings of the allocator."""
-    notes = {} if memory.refused is None else {"Refused": refusal_sentence(memory.refused)}
+    notes = {}
+    if memory.refused is not None:
+        notes["Refused"] = refusal_sentence(memory.refused)
     if memory.unknown:
         notes["Not known"] = "; ".join(map(unknown_text, memory.unknown))
     if memory.not_checked:
@@ -190,12 +193,14 @@ def card_notes(memory: CardMemory) -> dict[str, str]:
 def notes_of_cards(memories: Mapping[str, CardMemory]) -> list[tuple[str, str]]:
     """Titles and texts: the refused request of each run by name, and all other notes of the last run."""
     last = list(memories)[-1]
-    return [
-        (title, f"{note} ({name})" if title == "Refused" and len(memories) > 1 else note)
-        for name, memory in memories.items()
-        for title, note in card_notes(memory).items()
-        if title == "Refused" or name == last
-    ]
+    notes = []
+    for name, memory in memories.items():
+        for title, note in card_notes(memory).items():
+            if title == "Refused" and len(memories) > 1:
+                note += f" ({name})"
+            if title == "Refused" or name == last:
+                notes.append((title, note))
+    return notes
 
 
 def counted_text(memory: CardMemory, allocated_bytes: int, reserved_bytes: int) -> str:
@@ -216,8 +221,10 @@ def unknown_text(part: UnknownMemory) -> str:
         room = ""
     elif part.most_bytes is not None and part.most_bytes <= part.room_bytes:
         room = "; the peak stays"
+    elif part.room_bytes:
+        room = f"; the peak grows beyond {mib(part.room_bytes)} of it"
     else:
-        room = f"; the peak grows {f'beyond {mib(part.room_bytes)} of' if part.room_bytes else 'with'} it"
+        room = "; the peak grows with it"
     return f"{part.what} ({', '.join(part.ops)}): {mib(part.least_bytes)} to {most}{room}"
 
 
@@ -256,21 +263,21 @@ def operator_place(refused: RefusedRequest) -> str:
 
 def history_rows(history: DeviceHistory) -> list[dict[str, str]]:
     """The peaks of a recorded history, then those of its requests under each of the simulated options."""
-    rows = [_history_row("as recorded", history, "" if history.reserved_bytes is None else str(len(history.refused)))]
+    n_refused = None if history.reserved_bytes is None else len(history.refused)
+    rows = [_history_row("as recorded", history, n_refused)]
     for simulated in history.simulated:
-        n_refused = "" if simulated.n_refused is None else str(simulated.n_refused)
-        rows.append(_history_row(simulated.options or "the same options, simulated", simulated, n_refused))
+        rows.append(_history_row(simulated.options or "the same options, simulated", simulated, simulated.n_refused))
     return rows
 
 
-def _history_row(options: str, peaks: DeviceHistory | SimulatedHistory, refused: str) -> dict[str, str]:
+def _history_row(options: str, peaks: DeviceHistory | SimulatedHistory, n_refused: int | None) -> dict[str, str]:
     return {
         "options": options,
         "requested": mib(peaks.requested_bytes) if isinstance(peaks, DeviceHistory) else "",
         "allocated": mib(peaks.allocated_bytes),
         "reserved": mib(peaks.reserved_bytes),
         "stranded": mib(peaks.stranded_bytes),
-        "refused": refused,
+        "refused": "" if n_refused is None else str(n_refused),
     }
 
 
@@ -292,9 +299,11 @@ def history_notes(history: DeviceHistory) -> list[str]:
     """What the figures of a recorded history do not hold."""
     notes = []
     if history.simulated:
-        before = "" if history.first_reserved_bytes is None else f"{mib(history.first_reserved_bytes)} were reserved "
+        reserved = ""
+        if history.first_reserved_bytes is not None:
+            reserved = f"{mib(history.first_reserved_bytes)} were reserved "
         notes.append(
-            f"{before}before the first event. Simulated rows begin with the blocks of that moment alone, without the "
+            f"{reserved}before the first event. Simulated rows begin with the blocks of that moment alone, without the "
             "cache around them."
         )
     if history.name:
@@ -316,28 +325,27 @@ def alive_rows(run: Measurement, by: Literal["module", "source line"]) -> list[d
     if log is None:
         return []
     names, column = (log.blocks, log.block) if by == "module" else (log.ops, log.op)
-    sums: dict[str, tuple[int, int]] = {}
+    n_bytes, n_blocks = Counter[str](), Counter[str]()
     for entry in alive(log, peak_tick(log)).tolist():
         name = names[column[entry]] or ("before the recording" if not log.born[entry] else NO_FRAMES[by])
-        n_bytes, n_blocks = sums.get(name, (0, 0))
-        sums[name] = n_bytes + log.n_bytes[entry], n_blocks + 1
-    rows = sorted(sums.items(), key=lambda item: -item[1][0])
-    rest = [figures for _, figures in rows[MOST_ROWS:]]
-    if rest:
-        others = f"{count(len(rest), 'other')}"
-        rows = [*rows[:MOST_ROWS], (others, (sum(size for size, _ in rest), sum(n for _, n in rest)))]
+        n_bytes[name] += log.n_bytes[entry]
+        n_blocks[name] += 1
+    rows = n_bytes.most_common()
+    if rest := rows[MOST_ROWS:]:
+        others = count(len(rest), "other")
+        n_blocks[others] = sum(n_blocks[name] for name, _ in rest)
+        rows[MOST_ROWS:] = [(others, sum(size for _, size in rest))]
     whole = max(1, run.held_peak_bytes or 0)
     return [
-        {by: name, "at the peak": mib(n_bytes), "share": percent(n_bytes / whole), "blocks": f"{n_blocks:,}"}
-        for name, (n_bytes, n_blocks) in rows
+        {by: name, "at the peak": mib(size), "share": percent(size / whole), "blocks": f"{n_blocks[name]:,}"}
+        for name, size in rows
     ]
 
 
 def rows_outside(shown: Sequence[Row], run: Measurement, baseline: Measurement | None) -> list[dict[str, str]]:
     """What is in none of the `shown` rows: saved bytes by line, and the forward FLOPs of all these lines together."""
     blocks = {fqn for row in shown for fqn in row.fqns}
-    after = saved_beside(run, blocks)
-    before = after if baseline is None else saved_beside(baseline, blocks)
+    after, before = saved_beside(run, blocks), saved_beside(baseline or run, blocks)
     rows: list[dict[str, str]] = []
     for place in dict.fromkeys((*before, *after)):
         old, new = before.get(place, 0), after.get(place, 0)
@@ -352,7 +360,7 @@ def row_cells(row: Row, run: Measurement, baseline: Measurement | None) -> dict[
     """The cells of a block in the table of blocks."""
     again, flops_again = row_sum(run, row, "n_recompute"), row_sum(run, row, "recompute_flops")
     saved = row_sum(run, row, "saved_after_forward_bytes")
-    before = saved if baseline is None else row_sum(baseline, row, "saved_after_forward_bytes")
+    before = row_sum(baseline or run, row, "saved_after_forward_bytes")
     times = "inside" if flops_again else ""
     if again:
         times = f"×{again}"
