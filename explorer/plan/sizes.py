@@ -78,6 +78,11 @@ def distinct_texts(*sizes: int) -> tuple[str, ...]:
     return texts if len(set(texts)) == len(set(sizes)) else tuple(f"{size:,} B" for size in sizes)
 
 
+def signed(change: float) -> str:
+    """`+12 %`"""
+    return f"{change:+.0%}".replace("%", " %").replace("-", "\N{MINUS SIGN}")
+
+
 def mib_up(n_bytes: int) -> str:
     """The size rounded up: a budget of the printed size is never less than `n_bytes`."""
     unit, _, digits = _scale(n_bytes)

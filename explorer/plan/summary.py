@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from dataclasses import replace as evolve
@@ -23,7 +24,7 @@ from explorer.plan.memory.next_step import next_step
 from explorer.plan.names import listed, some
 from explorer.plan.planners.planner import Planner
 from explorer.plan.predict.forecaster import Forecaster
-from explorer.plan.sizes import mib, mib_up
+from explorer.plan.sizes import mib, mib_up, signed
 from explorer.plan.why.caveats import bytes_outside, peak_caveats, why_not_predicted
 from explorer.plan.why.peak import toggled_block
 from explorer.record.allocations import Ledger
@@ -110,7 +111,7 @@ def summarize(run: Measurement, *, name: str, card: Card | None = None) -> Summa
     step = next_step(run)
     at = ledger(step) if step.allocations is not None else None
     on_card, refused = _on_card(run, card)
-    held: dict[str, int] = {} if at is None else dict(largest_roles(at))
+    by_role: dict[str, int] = {} if at is None else dict(largest_roles(at))
     changes, no_change = _changes(step) if run.complete else ((), "The step was cut short, so no change is predicted.")
     return Summary(
         model=run.spec.model.target if run.graph is None else _name_of(run.graph),
@@ -122,14 +123,14 @@ def summarize(run: Measurement, *, name: str, card: Card | None = None) -> Summa
         peak_bytes=step.held_peak_bytes,
         peak_is_lower_bound=bool(bytes_outside(run)) or not run.complete,
         moment="" if at is None else in_place(at),
-        held=held,
+        held=by_role,
         largest_blocks={} if at is None else _largest_blocks(at, run),
         total_memory_bytes=run.environment.total_memory_bytes,
         reserved_bytes=run.peaks.steady_reserved_peak_bytes or run.peaks.reserved_peak_bytes,
         card=on_card,
         card_refused=refused,
         changes=changes,
-        no_change=_fixed(held) or no_change,
+        no_change=_fixed(by_role) or no_change,
         caveats=tuple(peak_caveats(run)),
         failure="" if run.failure is None else run.failure.sentence,
         next=_next_command(run, name, changes),
@@ -161,18 +162,17 @@ def _on_card(run: Measurement, card: Card | None) -> tuple[CardMemory | None, st
 
 
 def _largest_blocks(at: Ledger, run: Measurement) -> dict[str, int]:
-    saved: dict[str, int] = {}
+    saved = Counter[str]()
     for cell in at.cells:
         if cell.role == "saved activation":
-            block = toggled_block(cell.block, run.graph)
-            saved[block] = saved.get(block, 0) + cell.n_bytes
-    return dict(sorted(saved.items(), key=lambda item: -item[1]))
+            saved[toggled_block(cell.block, run.graph)] += cell.n_bytes
+    return dict(saved.most_common())
 
 
-def _fixed(held: dict[str, int]) -> str:
+def _fixed(by_role: dict[str, int]) -> str:
     """A sentence on the bytes that no policy lowers, if they are most of the peak; else empty."""
-    fixed = {role: n_bytes for role, n_bytes in held.items() if role in LOWERED_BY}
-    if 2 * sum(fixed.values()) <= sum(held.values()):
+    fixed = {role: n_bytes for role, n_bytes in by_role.items() if role in LOWERED_BY}
+    if 2 * sum(fixed.values()) <= sum(by_role.values()):
         return ""
     largest = max(fixed, key=fixed.__getitem__)
     most = f"the largest part {PLURAL.get(largest)} ({mib(fixed[largest])})"  # type: ignore[call-overload]
@@ -322,9 +322,9 @@ def change_text(change: Change) -> str:
     if change.cost_ratio is not None and change.cost_unit == "ms":
         price = f"time ×{change.cost_ratio:.2f} (predicted)"
     elif change.cost_ratio is not None:
-        price = f"FLOPs +{change.cost_ratio - 1:.0%}".replace("%", " %")
-    share = f"{change.change_share:+.0%}".replace("%", " %").replace("-", "\N{MINUS SIGN}")
-    return f"{change.what}: {mib(change.peak_bytes)} ({share}), {price}, gradients {change.gradients}"
+        price = f"FLOPs {signed(change.cost_ratio - 1)}"
+    peak = f"{mib(change.peak_bytes)} ({signed(change.change_share)})"
+    return f"{change.what}: {peak}, {price}, gradients {change.gradients}"
 
 
 def forecast_step(step: Measurement, policy: Policy) -> Measurement:
@@ -351,8 +351,7 @@ def forecast_lines(step: Measurement, policy: Policy) -> Iterator[Line]:
     yield "Policy", f"recompute {some(policy.blocks)}" if policy.blocks else "everything kept"
     yield "Peak", _from_to(step.step_peak_bytes, forecast.step_peak_bytes)
     yield "Saved", _from_to(step.saved_after_forward_bytes, forecast.saved_after_forward_bytes)
-    flops = "not predicted" if forecast.flop_ratio is None else f"{forecast.flop_ratio - 1:+.0%}".replace("%", " %")
-    yield "FLOPs", flops
+    yield "FLOPs", "not predicted" if forecast.flop_ratio is None else signed(forecast.flop_ratio - 1)
     yield "Gradients", f"{NOT_JUDGED}: a recorded step is not run again; explorer.judge compares two steps of your loop"
     if why := why_not_predicted(policy, step.graph, forecast):
         yield "Note", why
@@ -361,8 +360,7 @@ def forecast_lines(step: Measurement, policy: Policy) -> Iterator[Line]:
 def _from_to(before: int | None, after: int | None) -> str:
     if before is None or after is None:
         return "not predicted"
-    change = f"{after / max(before, 1) - 1:+.0%}".replace("%", " %").replace("-", "\N{MINUS SIGN}")
-    return f"{mib(before)} recorded, {mib(after)} predicted ({change})"
+    return f"{mib(before)} recorded, {mib(after)} predicted ({signed(after / max(before, 1) - 1)})"
 
 
 def history_document(history: MemoryHistory) -> dict[str, object]:

@@ -6,7 +6,7 @@ A `Measurement` is the document. `Samples` and `Times` are its clock readings, `
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -310,6 +310,10 @@ class Measurement(Record):
     def _root_flops(self, field: str) -> int | None:
         root = self.by_fqn.get("")
         return None if root is None or not self.complete else int(getattr(root, field))
+
+    def costs_of(self, fqns: Iterable[str]) -> list[MeasuredBlock]:
+        """What each of `fqns` cost; blocks that were not measured are left out."""
+        return [self.by_fqn[fqn] for fqn in fqns if fqn in self.by_fqn]
 
     @property
     def step_times(self) -> Samples:

@@ -83,31 +83,34 @@ def _joined(changes: Iterable[_BlockMove]) -> Iterator[Move]:
         groups[move.kind, move.words][move.block] = move.n_bytes
     for (kind, words), sizes in groups.items():
         subject, n_bytes = next(iter(sizes)) or "The model", sum(sizes.values())
-        sign = "+" if n_bytes > 0 else ""
-        size = f": {sign}{mib(n_bytes)}" if n_bytes else ""
+        size = ""
+        if n_bytes:
+            size = f": {'+' * (n_bytes > 0)}{mib(n_bytes)}"
         if len(sizes) > 1:
             subject = f"Each of {listed(list(sizes))} ({len(sizes)} blocks)"
-            size = f"{size} in all" if size else ""
+            size = size and f"{size} in all"
         yield Move(kind=kind, blocks=tuple(sizes), sentence=f"{subject} {words}{size}.", n_bytes=n_bytes)
 
 
 def _of_blocks(old: Lock, new: Lock) -> list[_BlockMove]:
-    found = [*_of_calls(old, new)]
-    missing = [move.block for move in found]
-    pairs = {
-        fqn: (old.blocks[fqn], block)
-        for fqn, block in new.blocks.items()
-        if fqn in old.blocks and not is_within(fqn, *missing)
-    }
+    changes = [*_of_calls(old, new)]
+    explained = [move.block for move in changes]
+    pairs = {fqn: pair for fqn, pair in _pairs(old, new).items() if not is_within(fqn, *explained)}
     for fqn in innermost([fqn for fqn, (was, now) in pairs.items() if was.parameter_bytes != now.parameter_bytes]):
-        was_bytes, now_bytes = (mib(block.parameter_bytes) for block in pairs[fqn])
-        found.append(_BlockMove("parameters", fqn, f"has {now_bytes} of parameters, had {was_bytes}"))
+        before, after = (mib(block.parameter_bytes) for block in pairs[fqn])
+        changes.append(_BlockMove("parameters", fqn, f"has {after} of parameters, had {before}"))
     for fqn, pair in pairs.items():
-        found += _of_collectives(fqn, *pair)
-        found += _of_results(fqn, *pair, is_forward=True)
-    for fqn, pair in pairs.items() if not found else ():
-        found += _of_results(fqn, *pair, is_forward=False)
-    return found
+        changes += _of_collectives(fqn, *pair)
+        changes += _of_results(fqn, *pair, is_forward=True)
+    if not changes:
+        for fqn, pair in pairs.items():
+            changes += _of_results(fqn, *pair, is_forward=False)
+    return changes
+
+
+def _pairs(old: Lock, new: Lock) -> dict[str, tuple[LockedBlock, LockedBlock]]:
+    """The blocks that both locks have."""
+    return {fqn: (old.blocks[fqn], block) for fqn, block in new.blocks.items() if fqn in old.blocks}
 
 
 def _of_calls(old: Lock, new: Lock) -> Iterator[_BlockMove]:
@@ -116,7 +119,7 @@ def _of_calls(old: Lock, new: Lock) -> Iterator[_BlockMove]:
         yield _BlockMove("block added", fqn, f"is new ({new.blocks[fqn].kind})", new.blocks[fqn].saved_bytes)
     for fqn in outermost([fqn for fqn in old.blocks if fqn not in new.blocks]):
         yield _BlockMove("block removed", fqn, f"is gone ({old.blocks[fqn].kind})", -old.blocks[fqn].saved_bytes)
-    pairs = {fqn: (old.blocks[fqn], block) for fqn, block in new.blocks.items() if fqn in old.blocks}
+    pairs = _pairs(old, new)
     for kind, field, words in _CALLS:
         changed = [fqn for fqn, (was, now) in pairs.items() if getattr(was, field) != getattr(now, field)]
         for fqn in outermost(changed):
@@ -154,9 +157,11 @@ def _result(row: OperatorBytes) -> str:
 
 def _word(key: str) -> str:
     """`softmax (float32)` of `forward aten._softmax.default float32`; another phase than forward is named."""
-    phase, operator, *dtype = key.split(" ")
-    where = "" if phase == "forward" else f" in {phase}"
-    return f"{operator_word(operator).strip('_')}{f' ({dtype[0]})' if dtype else ''}{where}"
+    phase, operator, *dtypes = key.split(" ")
+    word = operator_word(operator).strip("_")
+    for dtype in dtypes:
+        word += f" ({dtype})"
+    return word if phase == "forward" else f"{word} in {phase}"
 
 
 def _of_collectives(fqn: str, old: LockedBlock, new: LockedBlock) -> Iterator[_BlockMove]:
@@ -172,9 +177,10 @@ def _totals(old: Lock, new: Lock) -> Iterator[Move]:
     for field, name in _TOTALS.items():
         before, after = (getattr(lock.step, field) for lock in (old, new))
         if before is not None and after is not None and before != after:
-            where = f" in {new.step.peak_phase}" if field == "peak_bytes" and new.step.peak_phase else ""
-            sentence = f"{name} {_percent(before, after)}: {' → '.join(distinct_texts(before, after))}{where}."
-            yield Move(kind="totals", blocks=(), sentence=sentence, n_bytes=after - before)
+            sentence = f"{name} {_percent(before, after)}: {' → '.join(distinct_texts(before, after))}"
+            if field == "peak_bytes" and new.step.peak_phase:
+                sentence += f" in {new.step.peak_phase}"
+            yield Move(kind="totals", blocks=(), sentence=f"{sentence}.", n_bytes=after - before)
     for kind in {**old.step.collectives, **new.step.collectives}:
         was, now = (lock.step.collectives.get(kind, _NO_CALLS) for lock in (old, new))
         if was != now:

@@ -69,10 +69,10 @@ def _after(cost: Costs, grains: int) -> Costs:
 
 @dataclass(slots=True, kw_only=True)
 class Revolve:
-    """The recursion over n blocks: `forward` is the cost of each, `kept` and `input` are in grains."""
+    """The recursion over n blocks: `forward` is the cost of each, `block_grains` and `input` are in grains."""
 
     forward: Sequence[float]
-    kept: Sequence[int]
+    block_grains: Sequence[int]
     """Grains that a kept block adds: what it saves, and the input of the next block."""
     input: Sequence[int]
     n_grains: int = N_GRAINS
@@ -91,10 +91,10 @@ class Revolve:
                 self._again[i, i + length] = self._best_of(i, i + length, nothing)
         self._first, self._longest = [nothing] * (n + 1), [nothing] * (n + 1)
         for i in range(n - 1, -1, -1):
-            pieces = [(0, _after(self._first[i + 1].cost, self.kept[i]))]
+            pieces = [(0, _after(self._first[i + 1].cost, self.block_grains[i]))]
             for s in range(i + 1, n + 1):
-                held = self.input[s] if s < n else 0
-                pieces.append((s, _after(self._first[s].cost, held) + self.again(i, s).cost))
+                input_grains = self.input[s] if s < n else 0
+                pieces.append((s, _after(self._first[s].cost, input_grains) + self.again(i, s).cost))
             self._first[i] = _least(pieces)
             self._longest[i] = _least(pieces[::-1])
 
@@ -104,7 +104,7 @@ class Revolve:
 
     def _best_of(self, i: int, j: int, nothing: Table) -> Table:
         rest = nothing if i + 1 == j else self.again(i + 1, j)
-        pieces = [(0, self.forward[i] + _after(rest.cost, self.kept[i]))]
+        pieces = [(0, self.forward[i] + _after(rest.cost, self.block_grains[i]))]
         until = 0.0
         for s in range(i + 1, j):
             until += self.forward[s - 1]
@@ -127,15 +127,16 @@ class Revolve:
 
         Of choices with equal costs the one that begins with kept blocks, or with the longest segment.
         """
-        i, n, left, first = 0, len(self.forward), grains, self._longest if longest else self._first
+        i, n, left = 0, len(self.forward), grains
+        tables = self._longest if longest else self._first
         segments: list[tuple[int, int]] = []
         while i < n:
-            s = int(first[i].piece[left])
+            s = int(tables[i].piece[left])
             if s:
                 segments += [(i, s), *self._inside(i, s, left)]
                 left -= self.input[s] if s < n else 0
             else:
-                left -= self.kept[i]
+                left -= self.block_grains[i]
             i = s or i + 1
         return segments
 
@@ -147,7 +148,7 @@ class Revolve:
                 yield from self._inside(i, i + piece, left)
                 left -= self.input[i + piece]
             else:
-                left -= self.kept[i]
+                left -= self.block_grains[i]
             i += piece or 1
 
 
@@ -198,14 +199,13 @@ class NestedChain:
         least = self.revolve.least_grains(most_cost)
         if least is None:
             return None
-        found: dict[tuple[tuple[int, int], ...], NestedChoice | None] = {}
+        choices: dict[tuple[tuple[int, int], ...], NestedChoice | None] = {}
         for grains in range(least, self.revolve.n_grains + 1):
-            judged = self._judge(grains)
-            found[tuple(self.revolve.segments(grains))] = judged
-            if len(found) == N_ABOVE_THE_LEAST:
+            choices[tuple(self.revolve.segments(grains))] = self._judge(grains)
+            if len(choices) == N_ABOVE_THE_LEAST:
                 break
-        within = [judged for judged in found.values() if judged is not None and judged.cost <= most_cost * (1 + 1e-9)]
-        return min(within, key=lambda judged: (judged.peak_bytes, judged.cost), default=None)
+        within = [choice for choice in choices.values() if choice and choice.cost <= most_cost * (1 + 1e-9)]
+        return min(within, key=lambda choice: (choice.peak_bytes, choice.cost), default=None)
 
     def _judge(self, grains: int) -> NestedChoice | None:
         """The lower forecast of the best choices within `grains`; None if none is predicted."""
@@ -218,8 +218,9 @@ class NestedChain:
             forecast = self.forecaster.forecast(policy)
             ratio = forecast.time_ratio if self.cost_unit == "ms" else forecast.flop_ratio
             peak = forecast.step_peak_bytes
-            known = None if peak is None or ratio is None else NestedChoice(policy, peak, (ratio - 1) * self.step_cost)
-            self._judged[segments] = known
+            self._judged[segments] = None
+            if peak is not None and ratio is not None:
+                self._judged[segments] = NestedChoice(policy, peak, (ratio - 1) * self.step_cost)
         return self._judged[segments]
 
 
@@ -232,20 +233,20 @@ def nested_chain(forecaster: Forecaster, graph: ModelGraph, candidates: Candidat
     if forecaster.baseline is None or in_error(graph, [(fqn,) for fqn in chain]):
         return None
     forward = block_costs(forecaster.baseline, graph, chain)
-    kept, inputs = _bytes_of(replay, chain)
-    equal = all(max(values) <= (1 + EQUAL) * min(values) for values in (forward, kept[:-1], inputs[1:]))
+    block_bytes, inputs = _bytes_of(replay, chain)
+    equal = all(max(values) <= (1 + EQUAL) * min(values) for values in (forward, block_bytes[:-1], inputs[1:]))
     if len(chain) > (MOST_EQUAL_BLOCKS if equal else MOST_BLOCKS):
         return None
     if equal:
         forward = [float(np.mean(forward))] * len(chain)
-        kept, inputs = [max(kept[:-1])] * len(chain), [max(inputs[1:])] * len(chain)
-    most_bytes, input_bytes = sum(kept) + max(inputs), max(inputs[1:])
+        block_bytes, inputs = [max(block_bytes[:-1])] * len(chain), [max(inputs[1:])] * len(chain)
+    most_bytes, input_bytes = sum(block_bytes) + max(inputs), max(inputs[1:])
     grain = max(most_bytes / (N_GRAINS if equal else N_GRAINS_UNEQUAL), 1.0)
     if equal and input_bytes:  # an input is a whole number of grains: a tight plan holds many inputs and one kept block
         grain = max(input_bytes / math.ceil(input_bytes / grain), most_bytes / MOST_GRAINS)
     revolve = Revolve(
         forward=forward,
-        kept=[round(size / grain) for size in kept],
+        block_grains=[round(size / grain) for size in block_bytes],
         input=[round(size / grain) for size in inputs],
         n_grains=math.ceil(most_bytes / grain),
         equal=equal,
@@ -261,12 +262,15 @@ def nested_chain(forecaster: Forecaster, graph: ModelGraph, candidates: Candidat
 
 def _bytes_of(replay: Replay, chain: Fqns) -> tuple[list[int], list[int]]:
     """Bytes that each block adds if it is kept, and bytes of its inputs."""
-    calls = [next(iter(saved_by_calls(replay, (fqn,), stops_early=True)), None) for fqn in chain]
-    inputs = [set(call.inputs) if call is not None else set() for call in calls]
-    saved = [set(call.entries.tolist()) if call is not None else set() for call in calls]
-    kept = [own | following for own, following in zip(saved, [*inputs[1:], set()])]
+    inputs, block_bytes = list[set[int]](), list[set[int]]()
+    for fqn in chain:
+        call = next(iter(saved_by_calls(replay, (fqn,), stops_early=True)), None)
+        inputs.append(set(call.inputs) if call else set())
+        block_bytes.append(set(call.entries.tolist()) if call else set())
+    for saved, following in zip(block_bytes, inputs[1:]):
+        saved |= following
 
     def size(entries: set[int]) -> int:
         return sum(int(replay.size[entry]) for entry in entries)
 
-    return [size(entries) for entries in kept], [size(entries) for entries in inputs]
+    return list(map(size, block_bytes)), list(map(size, inputs))

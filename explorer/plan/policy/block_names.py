@@ -77,7 +77,7 @@ def matches(unit: Unit, fqns: Collection[str]) -> tuple[Fqns, ...]:
     """The blocks of each unit that `unit` stands for: in a segment the stars of all its patterns mean the same."""
     columns = [{_stars(fqn, pattern): fqn for fqn in matching(pattern, fqns)} for pattern in unit.blocks]
     stars = [key for key in columns[0] if all(key in column for column in columns)]
-    rows = tuple(zip(*([column[key] for key in stars] for column in columns)))
+    rows = tuple(tuple(column[key] for column in columns) for key in stars)
     if not rows:
         raise InvalidPolicy(
             f"No blocks match {' and '.join(map(repr, unit.blocks))} together.",
@@ -87,7 +87,7 @@ def matches(unit: Unit, fqns: Collection[str]) -> tuple[Fqns, ...]:
 
 
 def _stars(fqn: str, pattern: str) -> Fqns:
-    return tuple(part for part, wanted in zip(fqn.split("."), pattern.split(".")) if is_pattern(wanted))
+    return tuple(part for part, star in zip(fqn.split("."), pattern.split(".")) if is_pattern(star))
 
 
 MOST_TOLD = 4
@@ -112,12 +112,14 @@ def differences(before: Mapping[str, int], now: Mapping[str, int]) -> str:
         f"{name} {_number(now[name], 'is', 'are')}, and {_number(before[name], 'was', 'were')}" for name in counts
     ]
     parts = [listed(changed, MOST_TOLD)]
-    parts += [f"{word}: {listed(names, MOST_TOLD)}" for word, names in (("new", new), ("gone", gone)) if names]
+    for word, names in (("new", new), ("gone", gone)):
+        if names:
+            parts.append(f"{word}: {listed(names, MOST_TOLD)}")
     return "; ".join(filter(None, parts))
 
 
-def _number(n: int, one: str, several: str) -> str:
-    return f"{one if n == 1 else several} {n}"
+def _number(n: int, singular: str, plural: str) -> str:
+    return f"{singular if n == 1 else plural} {n}"
 
 
 def policy_after(policy: Policy, on: Collection[str], graph: ModelGraph) -> Policy:
@@ -131,8 +133,8 @@ def policy_after(policy: Policy, on: Collection[str], graph: ModelGraph) -> Poli
     for unit in policy.units:
         runs = (tuple(run) for is_marked, run in groupby(unit.blocks, marked.__contains__) if is_marked)
         units += [replace(unit, blocks=run) for run in runs]
-    known = {fqn for unit in units for fqn in unit.blocks}
-    units += [Unit(blocks=(fqn,)) for fqn in marked - known]
+    in_units = {fqn for unit in units for fqn in unit.blocks}
+    units += [Unit(blocks=(fqn,)) for fqn in marked - in_units]
     place = {block.fqn: i for i, block in enumerate(graph.blocks)}
     units.sort(key=lambda unit: place.get(unit.blocks[0], len(place)))
     return replace(policy, units=tuple(units))

@@ -91,8 +91,9 @@ def _candidates(graph: ModelGraph) -> list[str]:
 
 def _parts(graph: ModelGraph, fqn: str) -> list[str]:
     """The block itself; of one that saves more than half of the model the blocks in it, where those free something."""
-    inside = _called_below(graph, fqn) if _is_body(graph, fqn) else []
-    parts = [part for one in inside for part in _parts(graph, one)]
+    if not _is_body(graph, fqn):
+        return [fqn]
+    parts = [part for inner in _called_below(graph, fqn) for part in _parts(graph, inner)]
     return parts if any(_units(graph, parts)) else [fqn]
 
 
@@ -104,8 +105,10 @@ def _is_body(graph: ModelGraph, fqn: str) -> bool:
 
 def _called_below(graph: ModelGraph, fqn: str) -> list[str]:
     """The nearest blocks below that are called: lists of modules never are."""
-    inside = graph.children[fqn]
-    return [one for child in inside for one in ([child.fqn] if child.n_calls else _called_below(graph, child.fqn))]
+    called: list[str] = []
+    for child in graph.children[fqn]:
+        called += [child.fqn] if child.n_calls else _called_below(graph, child.fqn)
+    return called
 
 
 def _left_over(graph: ModelGraph, units: Sequence[Fqns]) -> list[Fqns]:
@@ -143,9 +146,10 @@ def _freed(graph: ModelGraph, stretch: Sequence[str]) -> int:
 def _skipped_siblings(graph: ModelGraph) -> dict[str, Fqns]:
     """fqn -> all numbered layers of its kind beside it, where the observed forward left some of them out."""
     kin: dict[tuple[str, str], list[Block]] = defaultdict(list)
-    for holder, block in ((holder, block) for holder, blocks in graph.children.items() for block in blocks):
-        if block.name.isdigit():
-            kin[holder, block.kind].append(block)
+    for holder, blocks in graph.children.items():
+        for block in blocks:
+            if block.name.isdigit():
+                kin[holder, block.kind].append(block)
     siblings: dict[str, Fqns] = {}
     for layers in kin.values():
         if _left_some_out(layers):
@@ -156,7 +160,7 @@ def _skipped_siblings(graph: ModelGraph) -> dict[str, Fqns]:
 
 def _left_some_out(layers: Iterable[Block]) -> bool:
     """True if the observed forward called some of the layers and left out others. Lists of modules do not count."""
-    return {bool(one.n_calls) for one in layers if one.parameter_bytes} == {True, False}
+    return {bool(layer.n_calls) for layer in layers if layer.parameter_bytes} == {True, False}
 
 
 def _skipped_inside(graph: ModelGraph, block: Block) -> Fqns:
@@ -164,9 +168,9 @@ def _skipped_inside(graph: ModelGraph, block: Block) -> Fqns:
     if not block.uses_rng:
         return ()
     for holder in graph.children[block.fqn]:
-        layers = [one for one in graph.children[holder.fqn] if one.name.isdigit() and one.parameter_bytes]
-        if len({one.kind for one in layers}) == 1 and _left_some_out(layers):
-            return tuple(one.fqn for one in layers)
+        layers = [child for child in graph.children[holder.fqn] if child.name.isdigit() and child.parameter_bytes]
+        if len({layer.kind for layer in layers}) == 1 and _left_some_out(layers):
+            return tuple(layer.fqn for layer in layers)
     return ()
 
 
@@ -211,9 +215,11 @@ def _keeps_of_its_own(graph: ModelGraph, fqn: str) -> bool:
 def _without_errors(graph: ModelGraph, units: list[Fqns]) -> tuple[Fqns, ...]:
     """`units` with each forbidden unit replaced by the block around it, or by the blocks inside it."""
     bad = in_error(graph, units)
-    kinds = {(graph.by_fqn[fqn].parent, graph.by_fqn[fqn].kind) for unit in bad for fqn in unit}
-    uncalled = [unit for unit in units if not graph.by_fqn[unit[0]].n_calls]
-    bad += [unit for unit in uncalled if (graph.by_fqn[unit[0]].parent, graph.by_fqn[unit[0]].kind) in kinds]
+    kin = {(block.parent, block.kind) for unit in bad for block in map(graph.by_fqn.__getitem__, unit)}
+    for unit in units:
+        first = graph.by_fqn[unit[0]]
+        if not first.n_calls and (first.parent, first.kind) in kin:
+            bad.append(unit)
     if not bad:
         return tuple(units)
     good = [unit for unit in units if unit not in bad]
@@ -234,10 +240,12 @@ def _without_errors(graph: ModelGraph, units: list[Fqns]) -> tuple[Fqns, ...]:
 
 def _inside(graph: ModelGraph, unit: Fqns) -> list[Fqns]:
     """Units in a unit that a hazard forbids: blocks that none forbids, opened as far as need be."""
-    inside = [one for fqn in unit for one in _called_below(graph, fqn)]
-    parts = list(_units(graph, inside))
+    inside = [inner for fqn in unit for inner in _called_below(graph, fqn)]
+    parts, safe = list(_units(graph, inside)), list[Fqns]()
     bad = in_error(graph, parts)
-    return [one for part in parts for one in (_inside(graph, part) if part in bad else [part])]
+    for part in parts:
+        safe += _inside(graph, part) if part in bad else [part]
+    return safe
 
 
 def in_error(graph: ModelGraph, units: Iterable[Fqns]) -> list[Fqns]:

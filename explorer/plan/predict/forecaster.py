@@ -82,16 +82,17 @@ class Forecaster:
             return Forecast(flop_ratio=flop_ratio)
         calls, saved = self._calls(replay, policy), baseline.saved_after_forward_bytes
         simulation = self._simulate(replay, policy, calls)
-        timed = time_ratio(self._timed or baseline, self._graph, units, policy)
-        return Forecast(
+        forecast = Forecast(
             step_peak_bytes=None if unknown else simulation.peak_bytes,
             saved_after_forward_bytes=None if saved is None else saved + simulation.saved_bytes,
             flop_ratio=flop_ratio,
-            time_ratio=None if timed is None else timed.ratio,
-            time_ratio_spread=None if timed is None else timed.spread,
-            time_ratio_of_calls=None if timed is None else timed.calls,
             freed_bytes=_freed_bytes(simulation, policy, calls, baseline.forward_end_tick or 0),
         )
+        timed = time_ratio(self._timed or baseline, self._graph, units, policy)
+        if timed is None:
+            return forecast
+        ratio, spread, of_calls = timed
+        return replace(forecast, time_ratio=ratio, time_ratio_spread=spread, time_ratio_of_calls=of_calls)
 
     def peak_bytes(self, policy: Policy) -> int | None:
         """The peak of `forecast` alone."""
@@ -262,14 +263,16 @@ def prices_of_keeping(measurement: Measurement, graph: ModelGraph | None = None)
     nested = {unit for unit in policy.units if around[unit]}.union(*around.values())
     forecaster = Forecaster(measurement, graph)
     whole = forecaster.peak_bytes(policy) if policy.units else None
-    for unit in policy.units if whole is not None else ():
-        costs = [measurement.by_fqn[fqn] for fqn in unit.blocks if fqn in measurement.by_fqn]
+    if whole is None:
+        return
+    for unit in policy.units:
+        costs = measurement.costs_of(unit.blocks)
         others = tuple(other for other in policy.units if other is not unit)
         without = forecaster.peak_bytes(replace(policy, units=others))
         ran_again = any(cost.n_recompute for cost in costs)
         if unit not in nested and without is not None and ran_again and len(costs) == len(unit.blocks):
             flops = sum(cost.recompute_flops for cost in costs)
-            yield _price(measurement, unit.blocks, "keep", without - (whole or 0), flops)
+            yield _price(measurement, unit.blocks, "keep", without - whole, flops)
 
 
 def _price(

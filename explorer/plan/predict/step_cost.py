@@ -40,12 +40,16 @@ def run_again(graph: ModelGraph | None, blocks: Fqns, policy: Policy) -> Fqns:
     return blocks[:n_saving] if policy.stops_early or not n_saving else blocks
 
 
+def _last_block(graph: ModelGraph | None, blocks: Fqns) -> Block | None:
+    return graph.by_fqn.get(blocks[-1]) if graph is not None and blocks else None
+
+
 def rerun_flops(measurement: Measurement, graph: ModelGraph | None, unit: Fqns, policy: Policy) -> int:
     """FLOPs of a rerun of `unit`; the whole forward without the `graph`, which knows the last saved tensor."""
     blocks = run_again(graph, unit, policy)
-    costs = [measurement.by_fqn[fqn] for fqn in blocks if fqn in measurement.by_fqn]
+    costs = measurement.costs_of(blocks)
     total = sum(cost.forward_flops for cost in costs)
-    last = graph.by_fqn.get(blocks[-1]) if graph is not None and blocks else None
+    last = _last_block(graph, blocks)
     if last is None or not costs or not last.forward_flops or not policy.stops_early:
         return total
     return total - round(costs[-1].forward_flops * (1 - last.rerun_flops / last.forward_flops))
@@ -60,8 +64,9 @@ def unit_flops(
     """
     if unit.action == "save_ops":
         flops_of_results = _kept_flops(measurement, graph, unit, policy)
-        again = rerun_flops(measurement, graph, unit.blocks, policy)
-        return None if flops_of_results is None else again - flops_of_results
+        if flops_of_results is None:
+            return None
+        return rerun_flops(measurement, graph, unit.blocks, policy) - flops_of_results
     until_saved = _flops_until_saved(measurement, graph, unit, inside := tuple(inside), policy)
     return max(until_saved, _flops_until_entered(measurement, graph, unit, inside, policy))
 
@@ -94,7 +99,7 @@ def _flops_until_entered(
     entered = [graph.by_fqn[child.blocks[0]].flops_before for child in inside if child.blocks[0] in graph.by_fqn]
     if first.flops_before is None or not counted:
         return 0
-    ran = sum(measurement.by_fqn[fqn].forward_flops for fqn in unit.blocks if fqn in measurement.by_fqn)
+    ran = sum(cost.forward_flops for cost in measurement.costs_of(unit.blocks))
     most = max((flops - first.flops_before for flops in entered if flops is not None), default=0)
     return round(ran * first.n_calls * max(most, 0) / counted)
 
@@ -103,21 +108,20 @@ def _kept_flops(measurement: Measurement, graph: ModelGraph | None, unit: Unit, 
     """FLOPs that a rerun of `unit` avoids because it keeps results of operators; None if they were not counted."""
     flops, blocks = 0, run_again(graph, unit.blocks, policy)
     for fqn in blocks:
-        block, cost = None if graph is None else graph.by_fqn.get(fqn), measurement.by_fqn.get(fqn)
+        block, cost = _last_block(graph, (fqn,)), measurement.by_fqn.get(fqn)
         if block is None or cost is None or (block.forward_flops and not block.op_flops):
             return None
         ran = Counter(block.op_flops)
         if policy.stops_early and fqn == blocks[-1]:
             ran.subtract(block.late_op_flops)
-        share = sum(ran[op] for op in set(unit.save_ops))
-        flops += round(cost.forward_flops * share / block.forward_flops) if share else 0
+        if share := sum(ran[op] for op in set(unit.save_ops)):
+            flops += round(cost.forward_flops * share / block.forward_flops)
     return flops
 
 
 def stops_in(graph: ModelGraph | None, unit: Unit) -> str:
     """The block in which `unit` saves its last tensor, where a rerun stops; the empty string: unknown."""
-    blocks = run_again(graph, unit.blocks, Policy())
-    last = graph.by_fqn.get(blocks[-1]) if graph is not None and blocks else None
+    last = _last_block(graph, run_again(graph, unit.blocks, Policy()))
     return "" if last is None else last.last_saved_in
 
 
@@ -129,8 +133,9 @@ def stops_inside(graph: ModelGraph | None, unit: Unit, child: Unit) -> bool:
 
 def _stop_of(graph: ModelGraph | None, unit: Unit, inside: Iterable[Unit], policy: Policy) -> Unit | None:
     """The unit of `inside` in which a rerun of `unit` stops; None if it stops elsewhere."""
-    units = inside if policy.stops_early else ()
-    return next((child for child in units if stops_inside(graph, unit, child)), None)
+    if not policy.stops_early:
+        return None
+    return next((child for child in inside if stops_inside(graph, unit, child)), None)
 
 
 def _calls_within(measurement: Measurement, unit: Unit, child: Unit) -> float:
@@ -153,9 +158,8 @@ def unit_ms(
         cost = measurement.by_fqn.get(fqn)
         if cost is None:
             continue
-        block = None if graph is None else graph.by_fqn.get(fqn)
-        late = policy.stops_early and fqn == blocks[-1]
-        share = rerun_share(cost, block if late else None, kept=unit.save_ops)
+        last = _last_block(graph, blocks) if policy.stops_early and fqn == blocks[-1] else None
+        share = rerun_share(cost, last, save_ops=unit.save_ops)
         if share is None:
             return None
         again += share * (cost.forward.median_ms or 0.0)
@@ -174,27 +178,31 @@ def _ms_until_entered(
     inside = tuple(inside)
     entered = _flops_until_entered(measurement, graph, unit, inside, policy)
     more = entered - _flops_until_saved(measurement, graph, unit, inside, policy) if entered else 0
-    costs = [measurement.by_fqn[fqn] for fqn in unit.blocks if fqn in measurement.by_fqn]
+    costs = measurement.costs_of(unit.blocks)
     flops = sum(cost.forward_flops for cost in costs)
     if more <= 0 or not flops:
         return 0.0
     return more / flops * sum(cost.forward.median_ms or 0.0 for cost in costs)
 
 
-def rerun_share(cost: MeasuredBlock, stops_in: Block | None, *, kept: Collection[str] = ()) -> float | None:
-    """The share of a block's forward that runs again; only up to its last saved tensor if the rerun `stops_in` it."""
-    if stops_in is None and not kept:
+def rerun_share(cost: MeasuredBlock, stops_in: Block | None, *, save_ops: Collection[str] = ()) -> float | None:
+    """The share of a block's forward that runs again; only up to its last saved tensor if the rerun `stops_in` it.
+
+    None if results of `save_ops` are kept, and the operators of the block were not timed.
+    """
+    if stops_in is None and not save_ops:
         return 1.0
     if not cost.operator_ms:
-        if kept:
+        if save_ops:
             return None
-        return 1.0 if stops_in is None or not stops_in.forward_flops else stops_in.rerun_flops / stops_in.forward_flops
-    late = {} if stops_in is None else stops_in.late_op_flops
+        return stops_in.rerun_flops / stops_in.forward_flops if stops_in and stops_in.forward_flops else 1.0
     again = 0.0
     for op, ms in cost.operator_ms.items():
-        if op not in kept:
-            behind = late[op] / stops_in.op_flops[op] if stops_in is not None and late.get(op) else 0.0
-            again += ms * (1 - behind)
+        if op in save_ops:
+            continue
+        if stops_in is not None and (late_flops := stops_in.late_op_flops.get(op)):
+            ms *= 1 - late_flops / stops_in.op_flops[op]
+        again += ms
     return again / sum(cost.operator_ms.values())
 
 
@@ -239,18 +247,16 @@ def time_ratio(
     `units`: the units of `policy`, each with the units inside it.
     """
     times, scale = baseline.times, rerun_scale(baseline)
-    step = times.step.median_ms if times else None
-    if times is None or not step or scale is None:
+    if times is None or scale is None or not (step := times.step.median_ms):
         return None
     again = overhead = unsure = 0.0
     for unit, within in units.items():
-        ms = unit_ms(baseline, graph, unit, within, policy)
+        ms, calls_ms = unit_ms(baseline, graph, unit, within, policy), overhead_ms(baseline, unit)
         if ms is None:
             return None
         again += ms
-        overhead_of_unit = overhead_ms(baseline, unit)
-        overhead += overhead_of_unit
-        unsure += overhead_of_unit * (KEPT_ERROR if unit.action == "save_ops" else CALL_ERROR)
+        overhead += calls_ms
+        unsure += calls_ms * (KEPT_ERROR if unit.action == "save_ops" else CALL_ERROR)
     rerun, calls = again * scale / step, overhead / step
     ratio = 1 + rerun + calls
     clock_error = error_of_median(times.step.spread_ms or 0.0, len(times.step.ms)) / step
@@ -261,23 +267,30 @@ def time_ratio(
 def rerun_scale(baseline: Measurement) -> float | None:
     """The time of a second forward over the first forward as hooks time it; None if forward was not timed both ways."""
     root, times = baseline.by_fqn.get(""), baseline.times
-    whole, hooked = times.forward.median_ms if times else None, root.forward.median_ms if root else None
+    if root is None or times is None:
+        return None
+    whole, hooked = times.forward.median_ms, root.forward.median_ms
     return AGAIN * whole / hooked if whole and hooked else None
 
 
 def overhead_ms(baseline: Measurement, unit: Unit) -> float:
     """Milliseconds per step of overhead of the checkpoints of `unit`, and of torch's look at operators (save_ops)."""
-    costs = [baseline.by_fqn[fqn] for fqn in unit.blocks if fqn in baseline.by_fqn]
+    costs = baseline.costs_of(unit.blocks)
+    if not costs:
+        return 0.0
     times = baseline.times or Times(clock="process CPU time")
-    call_ms = CHECKPOINT_MS if times.checkpoint_ms is None else AMONG_KERNELS * times.checkpoint_ms
-    if times.close_checkpoint_ms is not None and costs:
+    call_ms, saved_ms = CHECKPOINT_MS, SAVED_TENSOR_MS
+    if times.saved_tensor_ms is not None:
+        saved_ms = AMONG_KERNELS * times.saved_tensor_ms
+    if times.checkpoint_ms is not None:
+        call_ms = AMONG_KERNELS * times.checkpoint_ms
+    if times.close_checkpoint_ms is not None:
         close_ms = AMONG_KERNELS * times.close_checkpoint_ms
         gap_ms = (times.forward.median_ms or math.inf) / max(costs[0].n_forward, 1)
         # The share of the caches that holds other data when a checkpoint begins: 1, unless the block is called often.
         call_ms = close_ms + min(1.0, gap_ms / COLD_AFTER_MS) * (call_ms - close_ms)
-    saved_ms = SAVED_TENSOR_MS if times.saved_tensor_ms is None else AMONG_KERNELS * times.saved_tensor_ms
     n_saved = sum(N_SAVED * cost.n_forward if cost.n_saved is None else cost.n_saved for cost in costs)
-    calls = (costs[0].n_forward if costs else 0) * call_ms + n_saved * saved_ms
+    calls = costs[0].n_forward * call_ms + n_saved * saved_ms
     if unit.action != "save_ops":
         return calls
     look_ms = AMONG_KERNELS * (times.kept_operator_ms or 0.0)
@@ -304,10 +317,10 @@ class TimedStep(NamedTuple):
     """The part of `predicted` that is overhead of checkpoints."""
 
 
-def calibrated(forecast: Forecast, seen: Iterable[TimedStep]) -> Forecast:
-    """`forecast` with its rerun time scaled by the ratio of measured to predicted rerun time in the steps `seen`."""
+def calibrated(forecast: Forecast, steps: Iterable[TimedStep]) -> Forecast:
+    """`forecast` with its rerun time scaled by the ratio of measured to predicted rerun time in `steps`."""
     ratio = forecast.time_ratio
-    slower = [step for step in seen if step.predicted > 1]
+    slower = [step for step in steps if step.predicted > 1]
     if ratio is None or not slower:
         return forecast
     factors = [(step.measured - 1) / (step.predicted - 1) for step in slower]

@@ -37,13 +37,13 @@ class _Unit:
     """`3 of 8`: how many of the blocks like this one are checkpointed, if this one is not."""
 
 
-def checkpointing_rows(run: Measurement, graph: ModelGraph | None = None) -> list[Row]:
+def checkpointing_rows(run: Measurement) -> list[Row]:
     """A row for each block that the model checkpoints by itself, or that looks as if it should. Equal neighbours share
     a row. Empty if the model has neither a switch nor a checkpoint, and for a compiled step."""
     checkpoints = run.own_checkpointing
     if checkpoints is None or run.ran_compiled:
         return []
-    units = _units(run, checkpoints, graph or run.graph)
+    units = _units(run, checkpoints, run.graph)
     rows = [(fqn, _row(fqn, unit, checkpoints)) for fqn, unit in units.items()]
     if not rows and checkpoints.switches:
         fqns = outermost(switch.block for switch in checkpoints.switches)

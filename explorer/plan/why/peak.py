@@ -6,6 +6,7 @@ result. The second is where the peak went and what it is made of. The rest are t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from explorer.plan.memory.outside import older_graphs, outside_modules, with_siz
 from explorer.plan.memory.reruns import in_words
 from explorer.plan.names import is_within, lineage, listed, some
 from explorer.plan.predict.forecaster import Forecaster, prices, prices_of_keeping
-from explorer.plan.sizes import from_to, mib
+from explorer.plan.sizes import from_to, mib, signed
 from explorer.record.allocations import FIXED_ROLES, Ledger
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
@@ -58,11 +59,6 @@ def toggled_block(fqn: str, graph: ModelGraph | None) -> str:
 def unit_name(fqns: tuple[str, ...]) -> str:
     """`layers.2`, or of a segment `layers.2 to layers.5`."""
     return fqns[0] if len(fqns) == 1 else f"{fqns[0]} to {fqns[-1]}"
-
-
-def signed(change: float) -> str:
-    """`+12 %`"""
-    return f"{'+' if change > 0 else chr(0x2212)}{abs(change):.0%}".replace("%", " %")
 
 
 SMALL_CHANGE = 0.01
@@ -163,9 +159,9 @@ def _result(case: PeakCase) -> str:
 def _moved(case: PeakCase) -> str:
     old, new = place(case.old), place(case.new)
     parts = [f"{PLURAL[role]} ({mib(size)})" for role, size in largest_roles(case.new)[:2]]
-    where = (
-        f"The peak stayed where it was, {in_place(case.new)}" if old == new else f"The peak moved from {old} to {new}"
-    )
+    where = f"The peak moved from {old} to {new}"
+    if old == new:
+        where = f"The peak stayed where it was, {in_place(case.new)}"
     return f"{where}; most of it is {', then '.join(parts)}." if parts else f"{where}."
 
 
@@ -221,33 +217,29 @@ def _own_recompute(case: PeakCase) -> str:
     again = case.new.by_role["recomputed"]
     if not again or case.new.phase not in ("recompute", "backward") or again < 0.05 * case.new.total_bytes:
         return ""
-    blocks: dict[str, int] = {}
+    blocks = Counter[str]()
     for cell in case.new.cells:
         if cell.role == "recomputed":
             unit = next((fqn for fqn in case.named if is_within(cell.block, fqn)), cell.block)
-            blocks[unit] = blocks.get(unit, 0) + cell.n_bytes
-    block = max(blocks, key=lambda fqn: blocks[fqn])
+            blocks[unit] += cell.n_bytes
+    ((block, _),) = blocks.most_common(1)
     inside = next((unit.blocks for unit in case.candidate.spec.policy.units if block in unit.blocks), (block,))
-    cure = (
-        f"Shorter segments would lower it: this one recomputes {len(inside)} blocks at once."
-        if len(inside) > 1
-        else "Smaller blocks, recomputed one after another, would lower it."
-    )
+    cure = "Smaller blocks, recomputed one after another, would lower it."
+    if len(inside) > 1:
+        cure = f"Shorter segments would lower it: this one recomputes {len(inside)} blocks at once."
     return f"{mib(again)} of the peak are activations of {unit_name(inside)} that were just recomputed. {cure}"
 
 
 def _kept_activations(case: PeakCase) -> str:
     if case.new.by_role["saved activation"] < 0.25 * case.new.total_bytes:
         return ""
-    saved: dict[str, int] = {}
+    saved = Counter[str]()
     for cell in case.new.cells:
         if cell.role == "saved activation" and not is_within(cell.block, *case.named):
-            block = toggled_block(cell.block, case.graph) or cell.place
-            saved[block] = saved.get(block, 0) + cell.n_bytes
+            saved[toggled_block(cell.block, case.graph) or cell.place] += cell.n_bytes
     if not saved:
         return ""
-    largest = sorted(saved.items(), key=lambda item: -item[1])[:3]
-    places = ", ".join(with_size(place, size) for place, size in largest)
+    places = ", ".join(with_size(place, size) for place, size in saved.most_common(3))
     n_blocks = sum(place in case.candidate.by_fqn for place in saved)
     owners = []
     if n_blocks:
@@ -277,10 +269,10 @@ def frees_nothing(baseline: Measurement, policy: Policy, graph: ModelGraph | Non
     behind = dict.fromkeys(edge.target for edge in graph.edges if edge.source in idle and edge.target not in idle)
     keep = "keeps" if len(behind) == 1 else "keep"
     keeper = f"behind it {some(tuple(behind)) or 'the operations'} {keep}"
-    kept = sum(saved[fqn] - max(freed[fqn], 0) for fqn in idle)
+    staying = sum(saved[fqn] - max(freed[fqn], 0) for fqn in idle)
     verb, its = ("frees", "its") if len(idle) == 1 else ("free", "their")
     return (
-        f"{some(tuple(idle))} {verb} almost nothing: {mib(kept)} that forward saves there stay. A checkpoint keeps "
+        f"{some(tuple(idle))} {verb} almost nothing: {mib(staying)} that forward saves there stay. A checkpoint keeps "
         f"{its} inputs, and {keeper} {its} outputs."
     )
 
@@ -293,9 +285,10 @@ def _frees_nothing(case: PeakCase) -> str:
 
 
 def _first_block(case: PeakCase) -> str:
-    first = case.graph.chain[0] if case.graph and case.graph.chain else None
-    input_bytes = case.old.by_role["input"]
-    if first is None or first not in case.named or not input_bytes > case.saved(first):
+    if not case.graph or not case.graph.chain:
+        return ""
+    first, input_bytes = case.graph.chain[0], case.old.by_role["input"]
+    if first not in case.named or not input_bytes > case.saved(first):
         return ""
     return (
         f"{first} reads the model's own input ({mib(input_bytes)}), which stays in memory whatever is recomputed: "
@@ -312,13 +305,14 @@ def _wasted(case: PeakCase) -> str:
     cost = max(price.share_of_step_flops or 0.0 for price in idle)
     names = some([unit_name(price.blocks) for price in idle])
     which = f"{names} could be kept" if len(idle) == 1 else f"Any one of {names} could be kept"
+    sentence = f"{which} without a higher peak (predicted), for {cost:.1%} fewer FLOPs.".replace("%", " %")
     last = case.graph.repeats[-1] if case.graph and case.graph.repeats else None
-    why = (
-        f" {last} is the last of them: its backward comes first, so what it frees comes back before anything else goes."
-        if any(last in price.blocks for price in idle)
-        else ""
-    )
-    return f"{which} without a higher peak (predicted), for {cost:.1%} fewer FLOPs.".replace("%", " %") + why
+    if any(last in price.blocks for price in idle):
+        sentence += (
+            f" {last} is the last of them: its backward comes first, so what it frees comes back before anything "
+            "else goes."
+        )
+    return sentence
 
 
 def next_block(run: Measurement, graph: ModelGraph | None) -> Price | None:

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from explorer.plan.memory.ledger import in_place
 from explorer.plan.names import Fqns, lineage, listed
 from explorer.plan.predict.forecaster import Forecaster
-from explorer.plan.sizes import mib
+from explorer.plan.sizes import mib, signed
 from explorer.plan.why.caveats import why_not_predicted
-from explorer.plan.why.peak import FREES_LITTLE, SMALL_BLOCK, SMALL_CHANGE, signed
+from explorer.plan.why.peak import FREES_LITTLE, SMALL_BLOCK, SMALL_CHANGE
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast, Front

@@ -20,8 +20,6 @@ from explorer.view.text.explore import Headline
 MEASURED: tuple[Origin, ...] = ("measured",)
 COUNTED: tuple[Origin, ...] = ("counted",)
 PREDICTED: tuple[Origin, ...] = ("predicted",)
-NOWHERE: tuple[Origin, ...] = ()
-"""Origin of a figure that says itself that it is unknown, or that is a person's choice."""
 PRESS = "press Run"
 
 
@@ -31,20 +29,23 @@ def headlines_of_part(part: Comparison, *, goes_on: bool) -> tuple[Headline, ...
     if not part.gradients:
         missing["verdict"] = ("being compared", "not compared")
 
-    def shown(headline: Headline) -> Headline:
-        if headline.key not in missing:
-            return headline
-        value, delta = (missing[headline.key][0], "") if goes_on else (missing[headline.key][1], PRESS)
-        return Headline(key=headline.key, value=value, delta=delta)
-
-    return tuple(map(shown, headlines(part)))
+    shown = []
+    for headline in headlines(part):
+        if headline.key in missing:
+            under_way, never = missing[headline.key]
+            headline = Headline(key=headline.key, value=never, delta=PRESS)
+            if goes_on:
+                headline = Headline(key=headline.key, value=under_way)
+        shown.append(headline)
+    return tuple(shown)
 
 
 def bytes_before_run(key: str, base: int | None, predicted: int | None, of_base: str) -> Headline:
     """Bytes of the baseline, and those predicted for the drawn policy."""
-    if base is None or predicted is None:
-        of, origin = (of_base, MEASURED) if base is not None else ("", NOWHERE)
-        return Headline(key=key, value=mib(base), delta=of, origin=origin)
+    if base is None:
+        return Headline(key=key, value=NOT_MEASURED)
+    if predicted is None:
+        return Headline(key=key, value=mib(base), delta=of_base, origin=MEASURED)
     headline = bytes_headline(key, base, predicted, predicted=True)
     return headline if predicted != base else replace(headline, delta="no change")
 
@@ -54,8 +55,9 @@ def flops_before_run(ratio: float | None, *, is_base: bool) -> Headline:
     if ratio is not None:
         value = f"≈ {percent(ratio - 1, signed=True)}"
         return Headline(key="flop_ratio", value=value, delta="recomputed", origin=PREDICTED)
-    value, delta = ("+0 %", "nothing recomputed") if is_base else (NOT_MEASURED, PRESS)
-    return Headline(key="flop_ratio", value=value, delta=delta, origin=COUNTED if is_base else NOWHERE)
+    if is_base:
+        return Headline(key="flop_ratio", value="+0 %", delta="nothing recomputed", origin=COUNTED)
+    return Headline(key="flop_ratio", value=NOT_MEASURED, delta=PRESS)
 
 
 def gradients_before_run(hazards: tuple[Hazard, ...]) -> Headline:

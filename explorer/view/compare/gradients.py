@@ -71,17 +71,14 @@ def gradient_chart(comparison: Comparison) -> Chart:
 
 
 def _picture(diffs: Sequence[TensorDiff], answer: str) -> go.Figure:
-    exponents = [_exponent(diff) for diff in diffs]
-    numbers = [value for value in exponents if value is not None]
-    low = math.floor(min(numbers)) - 1 if numbers else -2
-    high = math.ceil(max(numbers)) + 1 if numbers else 0
+    numbers = [value for diff in diffs if (value := _exponent(diff)) is not None]
+    low = math.floor(min(numbers, default=-1)) - 1
+    high = math.ceil(max(numbers, default=-1)) + 1
     named = len(diffs) <= MAX_NAMES
     fig = figure(QUESTION, answer, height=150 + 22 * max(len(diffs), 6) if named else 420)
     for verdict in get_args(Verdict):
-        chosen = [i for i, diff in enumerate(diffs) if diff.verdict == verdict]
-        if chosen:
-            where = [_place(diffs[i], exponents[i], low, high) for i in chosen]
-            fig.add_trace(_marks(verdict, [diffs[i] for i in chosen], [i + 1 for i in chosen], where, named=named))
+        if chosen := [(i, diff) for i, diff in enumerate(diffs, 1) if diff.verdict == verdict]:
+            fig.add_trace(_marks(verdict, chosen, (low, high), named=named))
     _axes(fig, [diff.name for diff in diffs], low, high)
     return fig
 
@@ -111,7 +108,7 @@ def diff_table(diffs: Sequence[TensorDiff]) -> list[dict[str, object]]:
             "tensor": diff.name,
             "verdict": diff.verdict,
             "present in": diff.presence,
-            "shape": " x ".join(map(str, diff.shape)) or "scalar",
+            "shape": _shape(diff),
             "dtype": diff.dtype,
             "relative distance": diff.relative_norm,
             "largest difference": diff.max_abs,
@@ -129,17 +126,18 @@ def diff_table(diffs: Sequence[TensorDiff]) -> list[dict[str, object]]:
 
 def verdict_sentence(comparison: Comparison) -> str:
     """`bitwise equal: 54 of 54 gradients`, or the verdict and the worst tensor."""
-    n = comparison.n_gradients
     if comparison.verdict == "not comparable":
         return f"not comparable: {not_comparable_because(comparison) or 'no gradient on either side'}"
-    lost = len(comparison.untrained)
-    untrained = f"; {count(lost, 'trainable parameter')} without a gradient in the baseline" if lost else ""
+    untrained = ""
+    if lost := len(comparison.untrained):
+        untrained = f"; {count(lost, 'trainable parameter')} without a gradient in the baseline"
     if comparison.verdict == "state moved":
         return f"gradients equal, {moved_sentence(comparison)}{untrained}"
-    same = f"{comparison.n_bitwise_equal:,} of {count(n, 'gradient')} bitwise equal{untrained}"
+    same = f"{comparison.n_bitwise_equal:,} of {count(comparison.n_gradients, 'gradient')} bitwise equal{untrained}"
+    if comparison.verdict == "bitwise equal":
+        return same
     if comparison.worst is None:
-        others = "" if comparison.verdict == "bitwise equal" else f"{comparison.verdict}: "
-        return f"{others}{same}"
+        return f"{comparison.verdict}: {same}"
     return f"{comparison.verdict}: {same}, worst {comparison.worst.name}"
 
 
@@ -150,9 +148,8 @@ def moved_sentence(comparison: Comparison) -> str:
         names = tuple(dict.fromkeys(read.name for read in comparison.late_reads))
         return f"the recompute reads other values than forward: {listed(names, MAX_MOVED)}"
     if not moved:
-        return "but the recompute drew other random numbers: " + ", ".join(
-            m.block for m in comparison.masks if m.n_mismatched
-        )
+        blocks = [mask.block for mask in comparison.masks if mask.n_mismatched]
+        return f"but the recompute drew other random numbers: {', '.join(blocks)}"
     side = moved_in(comparison)
     return f"state moved twice{side and f' in {side}'}: {listed(moved, MAX_MOVED)}"
 
@@ -181,26 +178,35 @@ def scope_sentence(comparison: Comparison) -> str:
 def _exponent(diff: TensorDiff) -> float | None:
     """log10 of the distance; None: it has none (equal, missing, not finite, or the baseline is all zero)."""
     distance = diff.relative_norm
-    return math.log10(distance) if distance is not None and distance > 0 and math.isfinite(distance) else None
+    return math.log10(distance) if distance and math.isfinite(distance) else None
 
 
-def _place(diff: TensorDiff, exponent: float | None, low: int, high: int) -> float:
+def _place(diff: TensorDiff, low: int, high: int) -> float:
+    exponent = _exponent(diff)
     if exponent is not None and diff.presence == "both" and not diff.n_nonfinite_mismatch:
         return exponent
     return low if diff.verdict == "bitwise equal" else high
 
 
 def _marks(
-    verdict: Verdict, diffs: Sequence[TensorDiff], numbers: Sequence[int], where: Sequence[float], *, named: bool
+    verdict: Verdict, numbered: Sequence[tuple[int, TensorDiff]], ends: tuple[int, int], *, named: bool
 ) -> go.Scatter:
-    custom = [[diff.name, " x ".join(map(str, diff.shape)) or "scalar", distance_in_words(diff)] for diff in diffs]
-    across = [diff.name for diff in diffs] if named else list(numbers)
+    """`ends`: of the axis of distances. The other axis has the names of the tensors, or their numbers."""
+    custom = [[diff.name, _shape(diff), distance_in_words(diff)] for _, diff in numbered]
+    where = [_place(diff, *ends) for _, diff in numbered]
+    places = {"x": where, "y": [diff.name for _, diff in numbered]}
+    if not named:
+        places = {"x": [number for number, _ in numbered], "y": where}
     return go.Scatter(
-        x=where if named else across, y=across if named else where, mode="markers", customdata=custom,
-        name=f"{verdict} ({len(diffs):,})",
+        **places, mode="markers", customdata=custom,
+        name=f"{verdict} ({len(numbered):,})",
         marker={"color": VERDICT_COLOURS[verdict], "symbol": VERDICT_SYMBOLS[verdict], "size": 9 if named else 6},
         hovertemplate=bold("%{customdata[0]}") + f"\n{verdict}: %{{customdata[2]}}\nshape %{{customdata[1]}}",
     )  # fmt: skip
+
+
+def _shape(diff: TensorDiff) -> str:
+    return " x ".join(map(str, diff.shape)) or "scalar"
 
 
 def distance_in_words(diff: TensorDiff) -> str:
@@ -284,7 +290,8 @@ def compared_tensors(comparison: Comparison) -> str:
         (comparison.n_carried, "remembered value", ""),
     ]
     compared = [count(n, what) + after for n, what, after in parts if n]
-    compared += ["the output in eval mode"] if comparison.eval_output else []
+    if comparison.eval_output:
+        compared.append("the output in eval mode")
     return f"over {', '.join(compared)}" if compared else ""
 
 

@@ -165,11 +165,9 @@ def caption(picture: AutogradPicture) -> str:
 def difference(pictures: AutogradPictures) -> str:
     """A sentence on the changes that recomputing made in the graph, with the record's figures."""
     plain, again = pictures.kept, pictures.recomputed
-    nodes = (
-        f"The {count(plain.n_nodes, 'node')} stay"
-        if again.n_nodes == plain.n_nodes
-        else f"{count(plain.n_nodes, 'node')} became {again.n_nodes:,}"
-    )
+    nodes = f"{count(plain.n_nodes, 'node')} became {again.n_nodes:,}"
+    if again.n_nodes == plain.n_nodes:
+        nodes = f"The {count(plain.n_nodes, 'node')} stay"
     tensors = count(again.n_saved_tensors, "saved tensor")
     return (
         f"{nodes}; recomputed they hold {tensors} ({mib(again.saved_bytes)}) instead of "

@@ -45,10 +45,8 @@ def saved_bytes_chart(run: Comparison | Measurement) -> Chart:
             # Hatched where the run recomputes the block: / means recompute wherever a pattern is drawn.
             series = byte_series(name, line, unit, RUN_COLOURS[name], ["/" if n else "" for n in again])
             figures = [f"{mib(size)} saved for backward\nforward ran again {n} times" for size, n in zip(line, again)]
-            add_bars(
-                fig, [row.label for row in rows],
-                replace(series, figures=figures, picks=[" ".join(row.fqns) for row in rows]),
-            )  # fmt: skip
+            picks = [" ".join(row.fqns) for row in rows]
+            add_bars(fig, [row.label for row in rows], replace(series, figures=figures, picks=picks))
         bars(fig, f"saved ({unit_name}); hatched: recomputed", mode="group")
     return Chart(
         name="saved bytes by block",
@@ -118,8 +116,7 @@ def _kept(run: Measurement, block: str) -> dict[str, tuple[int, int]]:
     saved = array_of(log.role) == ROLES.index("saved activation")
     alive = (array_of(log.born) <= end) & (end < array_of(log.died))
     entries = np.flatnonzero(saved & alive & belongs(log, block))
-    n_bytes: Counter[str] = Counter()
-    n_made: Counter[str] = Counter()
+    n_bytes, n_made = Counter[str](), Counter[str]()
     for entry in entries.tolist():
         op = _short(log.ops[log.op[entry]])
         n_bytes[op] += log.n_bytes[entry]

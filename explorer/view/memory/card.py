@@ -80,12 +80,12 @@ def cards_of(runs: Mapping[str, Measurement]) -> dict[str, CardMemory]:
 
 def card_answer(memories: Mapping[str, CardMemory]) -> str:
     """`B200: baseline 230.0 MiB reserved, 177.36 GiB left`, or the refused request of a run."""
-    answers = [
-        f"{name} refused {mib(memory.refused.n_bytes)} in {operator_place(memory.refused)}"
-        if memory.refused is not None
-        else f"{name} {mib(memory.reserved_bytes)} reserved, {headroom_text(memory)} left"
-        for name, memory in memories.items()
-    ]
+    answers = []
+    for name, memory in memories.items():
+        answer = f"{name} {mib(memory.reserved_bytes)} reserved, {headroom_text(memory)} left"
+        if memory.refused is not None:
+            answer = f"{name} refused {mib(memory.refused.n_bytes)} in {operator_place(memory.refused)}"
+        answers.append(answer)
     return f"{card_name(next(iter(memories.values())).card)}: {'; '.join(answers)}"
 
 

@@ -73,9 +73,10 @@ def ranks_at_peak(ranks: RecordedRanks) -> Chart:
 
 def spread_of_ranks(ranks: RecordedRanks) -> str:
     """A sentence on the fullest rank, its lead over the lowest rank, and the ranks without a file."""
-    predicted = any(run.origin == "predicted" for run in ranks.ranks)
-    word = "Not played:" if predicted else "No file of"
-    missing = f" {word} {_named(ranks.missing)}." if ranks.missing else ""
+    missing = ""
+    if ranks.missing:
+        predicted = any(run.origin == "predicted" for run in ranks.ranks)
+        missing = f" {'Not played:' if predicted else 'No file of'} {_named(ranks.missing)}."
     recorded = [run for run in ranks.ranks if run.held_peak_bytes is not None]
     if not recorded:
         return f"No rank recorded what it held.{missing}"
@@ -94,23 +95,25 @@ def spread_of_ranks(ranks: RecordedRanks) -> str:
 def rank_rows(ranks: RecordedRanks) -> list[dict[str, object]]:
     """Table rows, one per rank."""
     on_card = any(run.card for run in ranks.ranks)
-    return [
-        {
-            "rank": name_of(ranks, run),
-            "peak": peak_and_end(run),
-            **(_on_card(run) if on_card else {}),
-            "where": place(ledger(run)) if run.allocations is not None and run.phases else "not recorded",
-            "saved after forward": mib(run.saved_after_forward_bytes),
-            "blocks that ran again": sum(cost.n_recompute > 0 for cost in run.blocks),
-            "device": run.environment.device_name,
-        }
-        for run in ranks.ranks
-    ]
+    rows = []
+    for run in ranks.ranks:
+        row: dict[str, object] = {"rank": name_of(ranks, run), "peak": peak_and_end(run)}
+        if on_card:
+            row |= _on_card(run)
+        row["where"] = "not recorded"
+        if run.allocations is not None and run.phases:
+            row["where"] = place(ledger(run))
+        row["saved after forward"] = mib(run.saved_after_forward_bytes)
+        row["blocks that ran again"] = sum(cost.n_recompute > 0 for cost in run.blocks)
+        row["device"] = run.environment.device_name
+        rows.append(row)
+    return rows
 
 
 def name_of(ranks: RecordedRanks, run: Measurement) -> str:
     """`0 to 5, 7`: the rank of `run` and the ranks with equal shards, consecutive ones joined."""
-    numbers = sorted([run.rank or 0, *(rank for rank, same in ranks.equal.items() if same == run.rank)])
+    equal = [rank for rank, same in ranks.equal.items() if same == run.rank]
+    numbers = sorted([run.rank or 0, *equal])
     stretches: list[list[int]] = []
     for number in numbers:
         if stretches and number == stretches[-1][1] + 1:

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from explorer.plan.memory.ledger import Bytes, events, held, span_at
-from explorer.record.allocations import ROLES, Allocations
+from explorer.record.allocations import ROLES, Allocations, PhaseSpan
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import (
     MAX_POINTS,
@@ -41,9 +41,11 @@ def timeline(
     cursor: Cursor = None,
 ) -> Chart:
     """Chart of the bytes that one or two runs held over the step."""
-    runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
+    runs, question = {"baseline": baseline}, "Where is the peak?"
+    if candidate is not None:
+        runs["candidate"] = candidate
+        question = "Where is the peak, how much lower?"
     answer = pair_answer(baseline, candidate)
-    question = "Where is the peak?" if candidate is None else "Where is the peak, how much lower?"
     fig = empty(question, NO_TIMELINE)
     if any(run.allocations is not None for run in runs.values()):
         fig = figure(question, answer)
@@ -78,17 +80,16 @@ def _draw(fig: go.Figure, runs: dict[str, Measurement], axis: Axis, cursor: Curs
     to "tick" where no times were recorded. A run without allocations is left out and named in the title. A single run
     of a caching allocator also shows the bytes that the allocator took for it.
     """
-    logs = {name: run.allocations for name, run in runs.items() if run.allocations is not None}
     if not has_times(*runs.values()):
         axis = "tick"
-    first = _counted(runs, list(logs))
+    first = _counted(runs)
     drawn = runs[first]
     unit, unit_name = _byte_axis(*runs.values())
-    places = {name: positions(runs[name], log, drawn, axis=axis) for name, log in logs.items()}
+    places = _places(runs, drawn, axis)
+    single = len(places) == 1
     add_bands(fig, drawn, places[first])
     for name, x in places.items():
-        fig.add_trace(_line(name, runs[name], x, unit, dash=RUN_DASHES[name] if len(logs) > 1 else "solid"))
-    single = len(logs) == 1
+        fig.add_trace(_line(name, runs[name], x, unit, dash="solid" if single else RUN_DASHES[name]))
     counted = {name: x for name, x in places.items() if single or runs[name].card is not None}
     counters_end = [add_counters(fig, runs[name], x, unit, of="" if single else name) for name, x in counted.items()]
     tops = _mark_peaks(fig, runs, places, unit)
@@ -96,10 +97,16 @@ def _draw(fig: go.Figure, runs: dict[str, Measurement], axis: Axis, cursor: Curs
         mark_cursor(fig, cursor[1], places[cursor[0]])
     fig.update_layout(
         yaxis={"title_text": f"bytes held ({unit_name})", "range": [0, 1.22 * max(*tops, *counters_end, 0.0)]},
-        xaxis=axis_layout(axis, drawn, of=f" of the {first}" * (len(logs) > 1)),
+        xaxis=axis_layout(axis, drawn, of="" if single else f" of the {first}"),
         margin={"r": LABEL_MARGIN},
         **HOVER_ALONG_X,
     )
+
+
+def _places(runs: dict[str, Measurement], counted: Measurement, axis: Axis) -> dict[str, Positions]:
+    """Places on the x axis of the events of each run with a timeline; `counted`: the run whose events it counts."""
+    logs = {name: run.allocations for name, run in runs.items()}
+    return {name: positions(runs[name], log, counted, axis=axis) for name, log in logs.items() if log is not None}
 
 
 def _byte_axis(*runs: Measurement) -> tuple[int, str]:
@@ -112,9 +119,7 @@ def add_ghost(fig: go.Figure, runs: dict[str, Measurement], counted: Measurement
     Events of the axis "tick" are counted in `counted`, one of the two.
     """
     unit, _ = _byte_axis(*runs.values())
-    logs = {name: run.allocations for name, run in runs.items() if run.allocations is not None}
-    places = {name: positions(runs[name], log, counted, axis=axis) for name, log in logs.items()}
-    ghost = list(runs)[-1]
+    places, ghost = _places(runs, counted, axis), list(runs)[-1]
     if ghost in places:
         outline = _line(ghost, runs[ghost], places[ghost], unit, dash="solid")
         outline.update(mode="lines", line_width=1.5, hovertemplate=bold("%{customdata[2]}") + f" held, {ghost}")
@@ -123,10 +128,11 @@ def add_ghost(fig: go.Figure, runs: dict[str, Measurement], counted: Measurement
     fig.update_layout(margin={"r": LABEL_MARGIN})
 
 
-def _counted(runs: dict[str, Measurement], names: list[str]) -> str:
+def _counted(runs: dict[str, Measurement]) -> str:
     """The run whose events the axis counts: the candidate, unless it was cut short and the baseline was not."""
-    cut_short = "candidate" in names and not runs["candidate"].complete
-    return "baseline" if "baseline" in names and (cut_short and runs["baseline"].complete) else names[-1]
+    names = [name for name, run in runs.items() if run.allocations is not None]
+    complete = [name for name in names if runs[name].complete]
+    return (complete or names)[-1]
 
 
 def _rows(runs: dict[str, Measurement]) -> list[dict[str, object]]:
@@ -139,25 +145,22 @@ def _rows(runs: dict[str, Measurement]) -> list[dict[str, object]]:
         line = held(run.allocations)
         for span in run.phases:
             stretch = line[span.first_tick : span.end_tick]
-            if len(stretch):
-                peaks = {
-                    f"peak {counter} (bytes)": int(curve[span.first_tick : span.end_tick].max())
-                    for counter, curve in counters(run).items()
-                    if len(curve) > span.first_tick
-                }
-                table.append(
-                    {
-                        "run": name,
-                        "phase": span.phase,
-                        "block": span.block,
-                        "first event": span.first_tick,
-                        "events": len(stretch),
-                        "peak (bytes)": int(stretch.max()),
-                        "held at its end (bytes)": int(stretch[-1]),
-                        "is the step's peak": int(stretch.max()) == int(line.max()),
-                        **peaks,
-                    }
-                )
+            if not len(stretch):
+                continue
+            row: dict[str, object] = {
+                "run": name,
+                "phase": span.phase,
+                "block": span.block,
+                "first event": span.first_tick,
+                "events": len(stretch),
+                "peak (bytes)": int(stretch.max()),
+                "held at its end (bytes)": int(stretch[-1]),
+                "is the step's peak": int(stretch.max()) == int(line.max()),
+            }
+            for counter, curve in counters(run).items():
+                if len(curve) > span.first_tick:
+                    row[f"peak {counter} (bytes)"] = int(curve[span.first_tick : span.end_tick].max())
+            table.append(row)
     return table
 
 
@@ -167,13 +170,16 @@ def hover_fields(run: Measurement, log: Allocations, ticks: Indices) -> list[lis
     first = np.array([span.first_tick for span in run.phases])
     words = []
     for tick in ticks.tolist():
-        at = int(np.searchsorted(first, tick, side="right"))
-        span = run.phases[at - 1] if at else None
-        phase: str = "" if span is None else span.phase
-        if span is not None and span.block:
-            phase = f"{phase} of {span.block}"
-        words.append([phase or "before the step", _event_words(log, int(event.entry[tick]), int(event.sign[tick]))])
+        n_begun = int(np.searchsorted(first, tick, side="right"))
+        phase = "before the step"
+        if n_begun:
+            phase = _phase_words(run.phases[n_begun - 1])
+        words.append([phase, _event_words(log, int(event.entry[tick]), int(event.sign[tick]))])
     return words
+
+
+def _phase_words(span: PhaseSpan) -> str:
+    return f"{span.phase} of {span.block}" if span.block else span.phase
 
 
 def _event_words(log: Allocations, entry: int, sign: int) -> str:
@@ -240,12 +246,13 @@ def _mark_peak(fig: go.Figure, name: str, run: Measurement, x: Positions, unit: 
 def pair_answer(baseline: Measurement, candidate: Measurement | None) -> str:
     if candidate is None:
         peaks = peaks_in_words(baseline)
-        return f"{peak_and_end(baseline)}, {peak_place(baseline)}" + (f"; {peaks}" if peaks else "")
+        return f"{peak_and_end(baseline)}, {peak_place(baseline)}" + (peaks and f"; {peaks}")
     if not (baseline.complete and candidate.complete):
         return f"baseline {peak_and_end(baseline)}; candidate {peak_and_end(candidate)}"
     old, new = baseline.step_peak_bytes, candidate.step_peak_bytes
-    moved = percent(change(old, new), signed=True) if old and new is not None else "no ratio"
-    return f"{from_to(old, new)} ({moved}), now {peak_place(candidate)}"
+    moved = change(old, new)
+    words = "no ratio" if moved is None else percent(moved, signed=True)
+    return f"{from_to(old, new)} ({words}), now {peak_place(candidate)}"
 
 
 def peak_place(run: Measurement) -> str:
@@ -255,7 +262,7 @@ def peak_place(run: Measurement) -> str:
     span = span_at(run.phases, int(held(run.allocations).argmax()))
     if span is None:
         return "before the step"
-    return f"in {span.phase} of {span.block}" if span.block else f"in {span.phase}"
+    return f"in {_phase_words(span)}"
 
 
 NAME, COLOUR = "drawn policy, predicted", RUN_COLOURS["candidate"]

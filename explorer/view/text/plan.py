@@ -100,9 +100,7 @@ def search_progress(n: int, n_expected: int) -> str:
 
 def against_budget(peak_bytes: int, budget_bytes: int, *, measured: bool) -> str:
     """Markdown."""
-    colour = "green" if peak_bytes <= budget_bytes else "red"
-    origin = "measured" if measured else "predicted"
-    return f":{colour}[{mib(peak_bytes)} {origin}: {bytes_verdict(peak_bytes, budget_bytes)}.]"
+    return _verdict(mib(peak_bytes), bytes_verdict(peak_bytes, budget_bytes), measured=measured)
 
 
 def bytes_verdict(peak_bytes: int, budget_bytes: int) -> str:
@@ -113,9 +111,12 @@ def bytes_verdict(peak_bytes: int, budget_bytes: int) -> str:
 
 def against_time(ratio: float, more_time: float, counts: str, *, measured: bool) -> str:
     """Markdown; `counts`: time, or FLOPs if the step is not timed."""
-    verdict, origin = time_verdict(ratio, more_time), "measured" if measured else "predicted"
+    return _verdict(f"{percent(ratio - 1, signed=True)} {counts}", time_verdict(ratio, more_time), measured=measured)
+
+
+def _verdict(figure: str, verdict: str, *, measured: bool) -> str:
     colour = "green" if verdict.startswith("within") else "red"
-    return f":{colour}[{percent(ratio - 1, signed=True)} {counts} {origin}: {verdict}.]"
+    return f":{colour}[{figure} {'measured' if measured else 'predicted'}: {verdict}.]"
 
 
 def time_verdict(ratio: float, more_time: float) -> str:
@@ -158,11 +159,13 @@ def _units(units: Sequence[Unit]) -> str:
     """Words for the units of one action. Names are sorted, as a reader takes `a ... z` for consecutive blocks."""
     named = sorted((fqn for unit in units for fqn in unit.blocks), key=_counted)
     listed = ", ".join(named) if len(named) <= 4 else f"{named[0]} ... {named[-1]}"
-    segments = sum(len(unit.blocks) > 1 for unit in units)
-    joined = f" in {count(len(units), 'unit')}" if segments else ""
     first = units[0]
-    keeping = f" but keep {some(tuple(dict.fromkeys(map(operator_word, first.save_ops))))}" if first.save_ops else ""
-    return f"{_DONE[first.action]} {count(len(named), 'block')}{joined}{keeping}: {listed}"
+    words = f"{_DONE[first.action]} {count(len(named), 'block')}"
+    if any(len(unit.blocks) > 1 for unit in units):
+        words += f" in {count(len(units), 'unit')}"
+    if first.save_ops:
+        words += f" but keep {some(tuple(dict.fromkeys(map(operator_word, first.save_ops))))}"
+    return f"{words}: {listed}"
 
 
 def _counted(fqn: str) -> list[tuple[bool, int, str]]:
@@ -205,9 +208,12 @@ def export_sentences(form: Export, most_named: int = 40) -> list[str]:
 def expected(forecast: Forecast, baseline_peak_bytes: int | None) -> str:
     """`≈ −40 % peak, ×1.16 time`: predicted effect of a policy on the baseline; empty without a prediction."""
     moved = change(baseline_peak_bytes, forecast.step_peak_bytes)
-    peak = "" if moved is None else f"{percent(moved, signed=True)} peak"
-    time = "" if forecast.time_ratio is None else f"×{forecast.time_ratio:.2f} time"
-    return f"≈ {', '.join(filter(None, (peak, time)))}" if peak or time else ""
+    effects = []
+    if moved is not None:
+        effects.append(f"{percent(moved, signed=True)} peak")
+    if forecast.time_ratio is not None:
+        effects.append(f"×{forecast.time_ratio:.2f} time")
+    return f"≈ {', '.join(effects)}" if effects else ""
 
 
 SAME_PEAK = 0.005

@@ -40,7 +40,9 @@ MOST, TAPE = 64, 80  # grains of a block's backward: no two fit, as Revolve has 
 @pytest.mark.parametrize("equal", [True, False])
 def test_a_rerun_costs_what_revolve_costs_for_every_length_and_number_of_slots(*, equal: bool) -> None:
     most = MOST if equal else 10
-    table = Revolve(forward=[1.0] * most, kept=[TAPE] * most, input=[1] * most, n_grains=TAPE + MOST + 1, equal=equal)
+    table = Revolve(
+        forward=[1.0] * most, block_grains=[TAPE] * most, input=[1] * most, n_grains=TAPE + MOST + 1, equal=equal
+    )
     for n, n_slots in itertools.product(range(1, most + 1), range(1, MOST)):
         assert table.again(0, n).cost[TAPE + n_slots] == revolve(n, n_slots), (n, n_slots)
 
@@ -50,7 +52,7 @@ def test_a_plan_of_an_equal_chain_runs_as_much_again_as_revolve_for_every_number
     graph, run = chain_of([Size(saved=TAPE * MIB, output=MIB)] * n_blocks)
     run = replace(run, times=None, blocks=tuple(replace(block, forward=Samples()) for block in run.blocks))
     planner, forecaster, n = Planner(run, graph), Forecaster(run, graph), n_blocks
-    table = Revolve(forward=[1.0] * n, kept=[TAPE] * n, input=[1] * n, n_grains=TAPE + n, equal=True)
+    table = Revolve(forward=[1.0] * n, block_grains=[TAPE] * n, input=[1] * n, n_grains=TAPE + n, equal=True)
     for n_slots in range(1, n):
         peak_bytes = forecaster.peak_bytes(policy_of(table.segments(TAPE + n_slots))) or 0
         plan = planner.within(peak_bytes)

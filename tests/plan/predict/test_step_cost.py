@@ -90,10 +90,10 @@ def test_early_stop_leaves_out_its_share_of_the_operators_not_of_the_flops() -> 
 
 
 def test_operators_whose_results_are_kept_do_not_run_again() -> None:
-    assert rerun_share(cost(mm=2, gelu=6, add=2), None, kept=(MM,)) == pytest.approx(0.8)
+    assert rerun_share(cost(mm=2, gelu=6, add=2), None, save_ops=(MM,)) == pytest.approx(0.8)
     one_late = observed_block(op_flops={MM: 100}, late_op_flops={MM: 50})
-    assert rerun_share(cost(mm=2, gelu=6, add=2), one_late, kept=(MM,)) == pytest.approx(0.8), "kept: late or not"
-    assert rerun_share(cost(), None, kept=(MM,)) is None, "nobody knows"
+    assert rerun_share(cost(mm=2, gelu=6, add=2), one_late, save_ops=(MM,)) == pytest.approx(0.8), "kept: late or not"
+    assert rerun_share(cost(), None, save_ops=(MM,)) is None, "nobody knows"
 
 
 def with_operators(**operator_ms: float) -> Measurement:
