@@ -6,7 +6,7 @@ A `Measurement` is the document. `Samples` and `Times` are its clock readings, `
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -262,15 +262,12 @@ class Measurement(Record):
     @cached_property
     def saved_after_forward_bytes(self) -> int | None:
         """Saved activations alive when the (last) forward phase ends."""
-        if not self.complete or not self.allocations or (border := self.forward_end_tick) is None:
+        log, border = self.allocations, self.forward_end_tick
+        if not self.complete or not log or border is None:
             return None
         saved = ROLES.index("saved activation")
-        log = self.allocations
-        return sum(
-            size
-            for size, born, died, role in zip(log.n_bytes, log.born, log.died, log.role)
-            if role == saved and born <= border < died
-        )
+        entries = zip(log.n_bytes, log.born, log.died, log.role)
+        return sum(size for size, born, died, role in entries if role == saved and born <= border < died)
 
     @property
     def forward_end_tick(self) -> int | None:
@@ -311,10 +308,6 @@ class Measurement(Record):
         root = self.by_fqn.get("")
         return None if root is None or not self.complete else int(getattr(root, field))
 
-    def costs_of(self, fqns: Iterable[str]) -> list[MeasuredBlock]:
-        """What each of `fqns` cost; blocks that were not measured are left out."""
-        return [self.by_fqn[fqn] for fqn in fqns if fqn in self.by_fqn]
-
     @property
     def step_times(self) -> Samples:
         """Times of the whole step; empty if it was not timed, or was cut short."""
@@ -326,10 +319,7 @@ class Measurement(Record):
         return self
 
     def headlines(self) -> dict[str, int | float | str | None]:
-        """The derived figures `--json` prints beside the record, under these very names.
-
-        A run that was cut short has only `held_peak_bytes` and `failed_in`.
-        """
+        """The derived figures `--json` prints; a run that was cut short has only `held_peak_bytes` and `failed_in`."""
         return {
             "complete": self.complete,
             "failed_in": self.failed_in,
@@ -382,7 +372,7 @@ class RecordedRanks(Record):
     @cached_property
     def as_run(self) -> Measurement:
         """The fullest rank as a run, under the name that all ranks share."""
-        return replace(self.fullest, spec=self.spec) if self.recorded_in else self.fullest
+        return replace(self.fullest, spec=self.spec)
 
     @property
     def missing(self) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from explorer.plan.predict.not_predicted import not_covered, not_predicted, run_
 from explorer.plan.predict.offloaded import Offloaded, with_offload
 from explorer.plan.predict.predicted_step import predicted_step
 from explorer.plan.predict.replay import Replay, graph_under
-from explorer.plan.predict.step_cost import rerun_flops, time_ratio, unit_flops, with_equal_times
+from explorer.plan.predict.step_cost import costs_of, rerun_flops, time_ratio, unit_flops, with_equal_times
 from explorer.record.allocations import Ledger, LedgerCell, Role
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -266,7 +266,7 @@ def prices_of_keeping(measurement: Measurement, graph: ModelGraph | None = None)
     if whole is None:
         return
     for unit in policy.units:
-        costs = measurement.costs_of(unit.blocks)
+        costs = costs_of(measurement, unit.blocks)
         others = tuple(other for other in policy.units if other is not unit)
         without = forecaster.peak_bytes(replace(policy, units=others))
         ran_again = any(cost.n_recompute for cost in costs)

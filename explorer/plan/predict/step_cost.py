@@ -40,6 +40,11 @@ def run_again(graph: ModelGraph | None, blocks: Fqns, policy: Policy) -> Fqns:
     return blocks[:n_saving] if policy.stops_early or not n_saving else blocks
 
 
+def costs_of(run: Measurement, blocks: Iterable[str]) -> list[MeasuredBlock]:
+    """What each block cost; blocks that were not measured are left out."""
+    return [run.by_fqn[fqn] for fqn in blocks if fqn in run.by_fqn]
+
+
 def _last_block(graph: ModelGraph | None, blocks: Fqns) -> Block | None:
     return graph.by_fqn.get(blocks[-1]) if graph is not None and blocks else None
 
@@ -47,7 +52,7 @@ def _last_block(graph: ModelGraph | None, blocks: Fqns) -> Block | None:
 def rerun_flops(measurement: Measurement, graph: ModelGraph | None, unit: Fqns, policy: Policy) -> int:
     """FLOPs of a rerun of `unit`; the whole forward without the `graph`, which knows the last saved tensor."""
     blocks = run_again(graph, unit, policy)
-    costs = measurement.costs_of(blocks)
+    costs = costs_of(measurement, blocks)
     total = sum(cost.forward_flops for cost in costs)
     last = _last_block(graph, blocks)
     if last is None or not costs or not last.forward_flops or not policy.stops_early:
@@ -99,7 +104,7 @@ def _flops_until_entered(
     entered = [graph.by_fqn[child.blocks[0]].flops_before for child in inside if child.blocks[0] in graph.by_fqn]
     if first.flops_before is None or not counted:
         return 0
-    ran = sum(cost.forward_flops for cost in measurement.costs_of(unit.blocks))
+    ran = sum(cost.forward_flops for cost in costs_of(measurement, unit.blocks))
     most = max((flops - first.flops_before for flops in entered if flops is not None), default=0)
     return round(ran * first.n_calls * max(most, 0) / counted)
 
@@ -178,7 +183,7 @@ def _ms_until_entered(
     inside = tuple(inside)
     entered = _flops_until_entered(measurement, graph, unit, inside, policy)
     more = entered - _flops_until_saved(measurement, graph, unit, inside, policy) if entered else 0
-    costs = measurement.costs_of(unit.blocks)
+    costs = costs_of(measurement, unit.blocks)
     flops = sum(cost.forward_flops for cost in costs)
     if more <= 0 or not flops:
         return 0.0
@@ -275,7 +280,7 @@ def rerun_scale(baseline: Measurement) -> float | None:
 
 def overhead_ms(baseline: Measurement, unit: Unit) -> float:
     """Milliseconds per step of overhead of the checkpoints of `unit`, and of torch's look at operators (save_ops)."""
-    costs = baseline.costs_of(unit.blocks)
+    costs = costs_of(baseline, unit.blocks)
     if not costs:
         return 0.0
     times = baseline.times or Times(clock="process CPU time")

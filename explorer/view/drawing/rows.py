@@ -133,7 +133,7 @@ def chart_rows(*runs: Measurement) -> tuple[Row, ...]:
 
 def row_sum(run: Measurement, row: Row, field: str) -> int:
     """Sum of one integer field over the blocks of `row`; an unmeasured block adds 0."""
-    return sum(int(getattr(cost, field)) for cost in run.costs_of(row.fqns))
+    return sum(int(getattr(run.by_fqn[fqn], field)) for fqn in row.fqns if fqn in run.by_fqn)
 
 
 def row_sums(run: Measurement, rows: Iterable[Row], field: str) -> list[int]:
