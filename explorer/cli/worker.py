@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
@@ -40,15 +40,28 @@ def worker() -> Iterator[Worker]:
         worker.close()
 
 
-def ask(worker: Worker, request: Request, *, keep: bool = False) -> Any:
+@dataclass(frozen=True)
+class PartView:
+    """How a verb shows a result that is not complete."""
+
+    table: Callable[[Any], RenderableType]
+    """Drawn above the progress on a terminal while the job runs."""
+    cut_off: Callable[[Any], None]
+    """Prints the last part of a job that failed or was cancelled; the error follows."""
+
+
+def ask(worker: Worker, request: Request, *, keep: bool = False, parts: PartView | None = None) -> Any:
     """The result of a request. Raises RunFailed; Ctrl-C cancels the run and is raised again."""
     job = worker.submit(request, keep=keep)
     try:
-        _follow(job)
+        _follow(job, parts)
     except KeyboardInterrupt:
         job.cancel()
         job.wait()
         raise
+    finally:
+        if job.failure is not None and job.part is not None and parts is not None:
+            parts.cut_off(job.part)
     if job.failure is not None:
         raise RunFailed(job.failure)
     if job.warning:
@@ -99,10 +112,10 @@ def print_or_write(text: str, path: Path | None) -> None:
         say(f"Wrote {escape(str(path))}.")
 
 
-def _follow(job: Job) -> None:
+def _follow(job: Job, parts: PartView | None) -> None:
     console = CleanConsole(stderr=True)
     if console.is_terminal:
-        _draw(job, console)
+        _draw(job, console, parts)
         return
     printed = ""
     while not job.wait(_POLL_S):
@@ -111,10 +124,24 @@ def _follow(job: Job) -> None:
             print(clean(printed), file=console.file, flush=True)
 
 
-def _draw(job: Job, console: Console) -> None:
+class _Bar(Bar):
+    """A bar below the table of a part."""
+
+    table: RenderableType | None = None
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """The table, if there is one, and the bar."""
+        if self.table is not None:
+            yield self.table
+        yield from super().get_renderables()
+
+
+def _draw(job: Job, console: Console, parts: PartView | None) -> None:
     columns = TextColumn("{task.description}", markup=False), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()
-    with Bar(SpinnerColumn(), *columns, console=console, transient=True) as bar:
+    with _Bar(SpinnerColumn(), *columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None)
         while not job.wait(_POLL_S):
             progress = job.progress
+            if parts is not None and job.part is not None:
+                bar.table = parts.table(job.part)
             bar.update(task, description=progress.what, completed=progress.done, total=progress.total or None)

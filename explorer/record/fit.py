@@ -76,3 +76,5 @@ class Fit(Record):
     judged_on: RunSpec | None = None
     """The step that was run to judge; None: no size of the model could be run here."""
     warnings: tuple[str, ...] = ()
+    missing: str = ""
+    """What the answer lacks because the fit was cut off; empty: nothing."""

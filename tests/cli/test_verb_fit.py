@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from explorer.cli.verbs.fit import _table
+from explorer.cli.worker import PartView, _draw
+from explorer.record.plan import Progress
+from tests import graphs
 from tests.cli.asked import read, run
+from tests.cli.test_real_worker import spawn
 from tests.own_loop.test_first_step import Adam
+from tests.ui.fake_worker import FakeJob, fit_of
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -75,3 +86,76 @@ def test_a_recorded_step_is_answered_from_its_file(tmp_path: Path) -> None:
     document = read("fit", str(file), "--budget", "1KiB", code=1)
     assert document["rows"] and not any(row["step"]["fits"] for row in document["rows"])
     assert "not run again" in run("fit", str(file), "--card", "h100").stdout
+
+
+UNDER_AUTOCAST = """
+import os, time
+import torch
+from torch import nn
+
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        if torch.is_autocast_enabled("cpu"):
+            if not os.environ.get("STARTED"):
+                os._exit(7)
+            open(os.environ["STARTED"], "w").close()
+            time.sleep(60)
+        return super().forward(x)
+
+
+def build():
+    return Net(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), torch.randn(16, 64)
+"""
+PLAYED = ("SGD instead of AdamW", "AdamW with moments in 8 bits")
+"""Levers that are played before autocast and save bytes."""
+LACKS = "Missing   The fit was cut off (levers not played: 7, rows not judged: 5, combinations not all tried)."
+
+
+@pytest.fixture
+def stops(tmp_path: Path) -> str:
+    """A model that hangs, or ends its process, when the lever of autocast is played."""
+    (tmp_path / "stops.py").write_text(UNDER_AUTOCAST)
+    return f"{tmp_path}/stops.py:build"
+
+
+@pytest.mark.slow
+def test_rows_are_printed_where_a_fit_ends_early(stops: str) -> None:
+    """As at the time limit: the job fails, and the rows that are there are the answer."""
+    process = spawn("fit", stops, "--budget", "50%")
+    stdout, stderr = process.communicate(timeout=200)
+    assert process.returncode == 2 and "exit code 7" in stderr
+    assert all(title in stdout for title in PLAYED) and LACKS in stdout
+    assert "bfloat16" not in stdout and "Judged on" not in stdout
+    document, _ = spawn("fit", stops, "--budget", "50%", "--json").communicate(timeout=200)
+    assert set(json.loads(document)) == {"failure"}
+
+
+@pytest.mark.slow
+def test_ctrl_c_prints_the_rows_that_are_there(stops: str, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    process = spawn("fit", stops, "--budget", "50%", STARTED=str(started))
+    while not started.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=200)
+    assert process.returncode == 2 and "Cancelled." in stderr and "Traceback" not in stderr
+    assert all(title in stdout for title in PLAYED) and LACKS in stdout
+
+
+def test_a_terminal_shows_the_rows_of_a_part_above_the_progress() -> None:
+    class Job(FakeJob):
+        n_looks = 0
+
+        def wait(self, timeout_s: float | None = None) -> bool:
+            self.n_looks += 1
+            return self.n_looks > 2
+
+    job = Job("job", None)
+    job.progress = Progress(what="judging a row", done=0, total=0)
+    job.part = fit_of(graphs.measured(graphs.GRAPH, graphs.SPEC), None)
+    terminal = io.StringIO()
+    _draw(job, Console(file=terminal, force_terminal=True, width=120), PartView(_table, lambda part: None))
+    drawn = terminal.getvalue()
+    assert drawn.index("SGD instead of AdamW") < drawn.index("judging a row")

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 from msgspec.structs import replace
-from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, table_of, verb
 from explorer.cli.options import Model, StepOptions, bounded, say_how_read
 from explorer.cli.report import labelled, print_lines, print_model
-from explorer.cli.worker import ask, worker
+from explorer.cli.worker import PartView, ask, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import FindFit
 from explorer.jobs.run_file import step_in
@@ -41,6 +41,7 @@ class FitOptions:
 def fit(model: Model, step: StepOptions, wish: FitOptions, output: Output) -> None:
     """What would make a step fit: each lever played, priced in FLOPs, its gradients judged. Exit 1: nothing fits."""
     spec, card = step.spec(model), None
+    target = spec.model.target
     if wish.card is not None:
         card = parse_card(wish.card, "", "")
         card = card if wish.n_steps is None else replace(card, n_steps=wish.n_steps)
@@ -53,15 +54,23 @@ def fit(model: Model, step: StepOptions, wish: FitOptions, output: Output) -> No
         answer: Fit = recorded_fit(recorded, card, wish.budget)
     else:
         with worker() as engine:
-            answer = ask(engine, FindFit(spec=spec, budget=wish.budget))
-    shown = levers.bitwise_only(answer) if wish.bitwise else answer
+            parts = None
+            if not output.json:
+                parts = PartView(_table, lambda part: _print(target, _shown(part, wish)))
+            answer = ask(engine, FindFit(spec=spec, budget=wish.budget), parts=parts)
+    shown = _shown(answer, wish)
     if output.json:
         print_json(_document(shown))
     else:
-        print_model(spec.model.target, shown.batch)
-        _print(answer_console(), shown)
+        _print(target, shown)
     if not (shown.as_is.fits or any(row.step.fits for row in (*shown.rows, *shown.combinations))):
         raise typer.Exit(DIFFERENT)
+
+
+def _shown(answer: Fit, wish: FitOptions) -> Fit:
+    if wish.bitwise:
+        return levers.bitwise_only(answer)
+    return answer
 
 
 def _document(fit: Fit) -> dict[str, object]:
@@ -79,13 +88,19 @@ def _document(fit: Fit) -> dict[str, object]:
     return {**to_plain(fit), "rows": rows, "combinations": combinations}
 
 
-def _print(console: Console, fit: Fit) -> None:
+def _table(fit: Fit) -> Table:
+    return table_of(lever_text.row_cells(row, fit.as_is) for row in (*fit.rows, *fit.combinations))
+
+
+def _print(target: str, fit: Fit) -> None:
+    console = answer_console()
+    print_model(target, fit.batch)
     print_lines([("As it is", lever_text.as_is_text(fit))], console)
     for heading, rows in (("Single levers", fit.rows), ("Together", fit.combinations)):
         if rows:
             console.print(f"\n[bold]{heading}[/]")
             console.print(table_of(lever_text.row_cells(row, fit.as_is) for row in rows))
-    if not fit.rows:
+    if not fit.rows and not fit.missing:
         console.print("\nNo lever is left to show.")
     for row in (*fit.rows, *fit.combinations):
         console.print(f"[bold]{escape(lever_text.title(row))}[/]")
@@ -94,7 +109,11 @@ def _print(console: Console, fit: Fit) -> None:
         if row.judgement.reason:
             console.print(f"    [dim]{escape(row.judgement.reason)}[/]")
     console.print()
-    print_lines([("Judged on", lever_text.judged_text(fit))], console)
-    print_lines([("Logits", fit.logits)] if fit.logits else [], console)
+    if fit.judged_on is not None or not fit.missing:
+        print_lines([("Judged on", lever_text.judged_text(fit))], console)
+    if fit.logits:
+        print_lines([("Logits", fit.logits)], console)
     print_lines([("Left out", f"{row.lever}: {row.reason}") for row in fit.left_out], console)
     print_lines(labelled("Note", fit.warnings), console)
+    if fit.missing:
+        print_lines([("Missing", fit.missing)], console)

@@ -8,7 +8,8 @@ No figure of a lever is computed by a formula.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -54,26 +55,21 @@ def fit(spec: RunSpec, budget: str | int | None = None, report: Report = silent)
     """
     _refuse_other_steps(spec)
     player = Player(spec, budget, report)
-    rows, left_out = player.singles()
-    small = None if not rows else player.small()
-    judge = Judge(small, report)
+    answer = _Answer(player, report)
+    answer.report_rows()
+    for played in player.singles():
+        answer.add(played)
     if player.as_is.fits:
-        rows = [row for row in rows if player.saves(row)]
-    rows = [judge.judged(row) for row in rows]
-    combined = [] if player.as_is.fits else player.combined(rows)
-    combined = [row for row in combined if len(row.levers) > 1]
-    offered = levers.undominated([judge.judged(row) for row in combined], player.as_is)
-    return Fit(
-        as_is=player.as_is,
-        budget_bytes=player.budget_bytes,
-        batch=player.run.batch,
-        rows=levers.ranked(filter(player.saves, rows), player.as_is),
-        combinations=levers.ranked(offered, player.as_is),
-        left_out=tuple(left_out),
-        logits=player.parts.last and f"{player.parts.last}, called in {player.parts.logits_text}",
-        judged_on=small,
-        warnings=player.run.warnings,
-    )
+        answer.rows = [row for row in answer.rows if player.saves(row)]
+    answer.judged_on = player.small() if answer.rows else None
+    judge = Judge(answer.judged_on, report)
+    answer.judge(answer.rows, judge)
+    if not player.as_is.fits:
+        for row in player.combined(answer.rows):
+            answer.add_combination(row)
+        answer.judge(answer.best_combinations(), judge)
+        answer.combinations = list(levers.undominated(answer.combinations, player.as_is))
+    return answer.fit()
 
 
 def _refuse_other_steps(spec: RunSpec) -> None:
@@ -81,6 +77,85 @@ def _refuse_other_steps(spec: RunSpec) -> None:
         raise BadInput(
             "Levers are played on a whole training step of one process that keeps everything.",
             hint="Leave ranks, stages, forward-only and the policy out.",
+        )
+
+
+class _Answer:
+    """The answer as far as it is complete. Each new row is reported with the rows before it."""
+
+    def __init__(self, player: Player, report: Report) -> None:
+        self._player, self._report = player, report
+        self._n_to_play = 1 + len(list(levers.levers_for(player.spec, player.parts)))
+        self._n_judged = 0
+        self._fitting: list[LeverRow] = []
+        """Recompute alone, and combinations with the worst effect of their levers."""
+        self.rows: list[LeverRow] = []
+        self.combinations: list[LeverRow] = []
+        self.left_out: list[LeftOut] = []
+        self.judged_on: RunSpec | None = None
+        if not player.parts.last:
+            self.left_out.append(LeftOut(lever=levers.BY_KEY["chunks"].title, reason=player.parts.logits_text))
+
+    def add(self, played: LeverRow | LeftOut) -> None:
+        """Adds a single lever, or why it is not offered."""
+        self._n_to_play -= 1
+        if isinstance(played, LeftOut):
+            self.left_out.append(played)
+        else:
+            self.rows.append(played)
+            if not self._player.saves(played):
+                self.left_out.append(self._player.saves_nothing(played))
+        self.report_rows()
+
+    def judge(self, rows: list[LeverRow], judge: Judge) -> None:
+        """Replaces each of `rows` with the judged row."""
+        for i, row in enumerate(rows):
+            rows[i] = judge.judged(row)
+            self._n_judged += 1
+            self.report_rows()
+
+    def add_combination(self, row: LeverRow) -> None:
+        """Adds a set of levers that fits, with the worst effect of its levers until the set is judged."""
+        self._fitting.append(row)
+        self.combinations.append(replace(row, judgement=Judgement()))
+        self.report_rows()
+
+    def best_combinations(self) -> list[LeverRow]:
+        """Keeps the combinations that no row beats, recompute included."""
+        alone = [row for row in self.rows if row.levers == (levers.RECOMPUTE,) and row.step.fits]
+        best = levers.undominated([*alone, *self._fitting], self._player.as_is)
+        self.combinations = [replace(row, judgement=Judgement()) for row in best if len(row.levers) > 1]
+        return self.combinations
+
+    def report_rows(self) -> None:
+        """Reports the answer as a part, which names what it lacks if the fit ends here."""
+        part = replace(self.fit(), missing=self._missing())
+        self._report(Progress(what="playing levers", done=0, total=0, part=to_msgpack(part)))
+
+    def _missing(self) -> str:
+        lacks = []
+        if self._n_to_play:
+            lacks.append(f"levers not played: {self._n_to_play}")
+        n_rows = len(self.rows) + len(self.combinations)
+        if self._n_judged < n_rows:
+            lacks.append(f"rows not judged: {n_rows - self._n_judged}")
+        if not self._player.as_is.fits:
+            lacks.append("combinations not all tried")
+        return f"The fit was cut off ({', '.join(lacks)})." if lacks else ""
+
+    def fit(self) -> Fit:
+        """The rows so far, ranked."""
+        player = self._player
+        return Fit(
+            as_is=player.as_is,
+            budget_bytes=player.budget_bytes,
+            batch=player.run.batch,
+            rows=levers.ranked(filter(player.saves, self.rows), player.as_is),
+            combinations=levers.ranked(self.combinations, player.as_is),
+            left_out=tuple(self.left_out),
+            logits=player.parts.last and f"{player.parts.last}, called in {player.parts.logits_text}",
+            judged_on=self.judged_on,
+            warnings=player.run.warnings,
         )
 
 
@@ -120,32 +195,27 @@ class Player:
     def _say(self, what: str) -> None:
         self._report(Progress(what=what, done=0, total=0))
 
-    def singles(self) -> tuple[list[LeverRow], list[LeftOut]]:
-        """A row for each lever that could be played, and which of them are not offered alone, with the reason."""
-        rows, left_out = [], []
+    def singles(self) -> Iterator[LeverRow | LeftOut]:
+        """A row for each lever that changes the step, recompute last; why a lever cannot be played."""
         for lever, spec in levers.levers_for(self.spec, self.parts):
             self._say(f"playing {lever.title}")
-            try:
-                rows.append(LeverRow(levers=(lever.key,), step=self._step(self._played(spec))))
-            except (Cancelled, TimedOut):
-                raise
-            except ExplorerError as error:
-                left_out.append(LeftOut(lever=lever.title, reason=error.sentence))
-        if not self.parts.last:
-            left_out.append(LeftOut(lever=levers.BY_KEY["chunks"].title, reason=self.parts.logits_text))
+            yield self._row_of(lever.key, lever.title, partial(self._played, spec))
+        yield self._row_of(levers.RECOMPUTE, "recompute by the planner", partial(self._recomputed, self.run))
+
+    def _row_of(self, key: str, title: str, play: Callable[[], Measurement]) -> LeverRow | LeftOut:
         try:
-            rows.append(LeverRow(levers=(levers.RECOMPUTE,), step=self._step(self._recomputed(self.run))))
+            return LeverRow(levers=(key,), step=self._step(play()))
         except (Cancelled, TimedOut):
             raise
         except ExplorerError as error:
-            left_out.append(LeftOut(lever="recompute by the planner", reason=error.sentence))
-        return rows, [*left_out, *(self._saves_nothing(row) for row in rows if not self.saves(row))]
+            return LeftOut(lever=title, reason=error.sentence)
 
     def saves(self, row: LeverRow) -> bool:
         """Whether the step under the row needs less memory."""
         return row.step.needed_bytes < self.as_is.needed_bytes
 
-    def _saves_nothing(self, row: LeverRow) -> LeftOut:
+    def saves_nothing(self, row: LeverRow) -> LeftOut:
+        """Why a row that does not save is not offered alone."""
         less = self.as_is.step_peak_bytes - row.step.step_peak_bytes
         reason = "It saves nothing here."
         if less > 0:
@@ -191,8 +261,8 @@ class Player:
                 return spec
         return None
 
-    def combined(self, rows: Sequence[LeverRow]) -> list[LeverRow]:
-        """Rows of sets of levers that fit, recompute included; no set that holds a set that fits without recompute."""
+    def combined(self, rows: Sequence[LeverRow]) -> Iterator[LeverRow]:
+        """Rows of sets of levers that fit; no set that holds a set that fits without recompute."""
         effects = {row.levers[0]: row.judgement.effect for row in rows}
         fitting = [row for row in rows if row.levers == (levers.RECOMPUTE,) and row.step.fits]
         enough: list[set[str]] = []
@@ -209,9 +279,10 @@ class Player:
                 continue
             if row.step.fits:
                 worst = max((effects.get(key, "not judged") for key in row.levers), key=levers.EFFECTS.index)
-                fitting.append(replace(row, judgement=Judgement(effect=worst)))
+                row = replace(row, judgement=Judgement(effect=worst))
+                fitting.append(row)
+                yield row
                 enough += [] if levers.RECOMPUTE in row.levers else [set(keys)]
-        return list(levers.undominated(fitting, self.as_is))
 
     def _with_recompute(self, keys: tuple[str, ...]) -> LeverRow:
         """The step under `keys`, and under the cheapest policy too if it would not fit without one."""

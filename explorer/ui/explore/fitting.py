@@ -56,6 +56,8 @@ def fit_panel(state: ExploreState) -> None:
         small_text(STALE)
     st.text(f"As it is: {lever_text.as_is_text(fit)}")
     _rows(levers.bitwise_only(fit) if bitwise else fit)
+    if fit.missing and state.job.id is None:
+        small_text(fit.missing)
     for row in fit.left_out:
         small_text(f"Left out: {row.lever}. {row.reason}")
 
@@ -70,4 +72,5 @@ def _rows(fit: Fit) -> None:
     st.code("\n".join(lever_text.script_lines(chosen)), language="python", wrap_lines=True)
     if chosen.judgement.reason:
         st.text(chosen.judgement.reason)
-    small_text(f"Judged on {lever_text.judged_text(fit)}")
+    if fit.judged_on is not None or not fit.missing:
+        small_text(f"Judged on {lever_text.judged_text(fit)}")

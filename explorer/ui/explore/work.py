@@ -22,6 +22,7 @@ from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindFit, Mea
 from explorer.plan.catalogue import recorded_sample
 from explorer.record.comparison import Comparison
 from explorer.record.files import Reading
+from explorer.record.fit import Fit
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.plan import Plan, Wish
@@ -161,8 +162,11 @@ def take(state: ExploreState, job: Job) -> None:
 
 
 def take_part(state: ExploreState, job: Job) -> None:
-    """The graph, the recorded steps or the judged gradients of a run that goes on; times are not there yet."""
+    """The graph, recorded steps, judged gradients, or levers of a job that goes on; times are not there yet."""
     part = job.part
+    if isinstance(part, Fit):
+        state.fit = part_key(job.id)
+        runs().of("record").add(state.fit, part)
     if isinstance(part, Comparison) and part.comparable and part.candidate.spec == state.draft.spec:
         state.shown, state.tick = part_key(job.id), None
         runs().of("record").add(state.shown, part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,10 +18,11 @@ from explorer.engine.compare.fit_judge import Judge, SpecBaseline
 from explorer.errors import BadInput
 from explorer.plan import levers
 from explorer.plan.card.cards import capacity_bytes, parse_card
+from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.fit import Effect, Fit, Judgement, LeverRow, PlayedStep
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
-from explorer.record.plan import silent
+from explorer.record.plan import Progress, silent
 from explorer.record.policy import Policy
 from explorer.record.run import Ranks, RunSpec
 
@@ -38,6 +40,84 @@ MODELS = {
 def spec_of(name: str, **fields: object) -> RunSpec:
     model = ModelRef(target=f"sample_models/{name}.py", size="small", arguments=MODELS[name])
     return RunSpec(model=model, n_repeats=0, n_probes=0, **fields)  # type: ignore[arg-type]
+
+
+def wide_mlp(**fields: object) -> RunSpec:
+    """An MLP with large activations, which recompute lowers."""
+    spec = spec_of("mlp", **fields)
+    return replace(spec, model=replace(spec.model, arguments={"n_layers": 4, "width": 64, "batch": 512}))
+
+
+class Answered(NamedTuple):
+    """A fit, the steps that it played, and the answers that it reported on the way."""
+
+    fit: Fit
+    plays: list[RunSpec]
+    parts: list[Fit]
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, spec: RunSpec, budget: str | None) -> Answered:
+    plays: list[RunSpec] = []
+    parts: list[Fit] = []
+
+    def play(spec: RunSpec, *arguments: Any, **options: Any) -> Measurement:
+        plays.append(spec)
+        return measure_without_data(spec, *arguments, **options)
+
+    def note(progress: Progress) -> None:
+        if progress.part:
+            parts.append(from_msgpack(progress.part, Fit))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(player, "measure_without_data", play)
+        return Answered(fit(spec, budget, note), plays, parts)
+
+
+FEW_SETS = (("optimizer_form", "policy"),)
+ALL_SETS = (
+    *FEW_SETS, ("dtype", "policy"), ("n_accumulation", "policy"), ("optimizer", "policy"), ("dtype", "frozen"),
+    ("frozen", "n_accumulation"), ("frozen", "optimizer_form"), ("frozen", "optimizer"),
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("budget", "card", "sets"),
+    [("100%", None, ()), ("55%", None, FEW_SETS), ("30%", None, ALL_SETS), (None, "24GiB", ())],
+)
+def test_a_fit_plays_the_step_each_lever_the_plan_and_the_sets_once(
+    monkeypatch: pytest.MonkeyPatch, budget: str | None, card: str | None, sets: tuple[tuple[str, ...], ...]
+) -> None:
+    """A play of a large model takes minutes: the count may not grow unnoticed. Settings of an allocator need none."""
+    spec = wide_mlp(card=card and parse_card(card, "", ""))
+    answer = answered(monkeypatch, spec, budget)
+    changed = [step for _, step in levers.levers_for(spec, fit_judge.outline_of(spec)[0])]
+    singles = [step for step in changed if step.card == spec.card]
+    assert answer.plays[: 1 + len(singles)] == [spec, *singles]
+    recompute, *combined = answer.plays[1 + len(singles) :]
+    assert replace(recompute, policy=spec.policy) == spec and recompute.policy.units
+    fields = [tuple(sorted(name for name in step.__struct_fields__ if getattr(step, name) != getattr(spec, name)))
+              for step in combined]  # fmt: skip
+    assert tuple(fields) == sets
+    assert len({to_msgpack(step) for step in answer.plays}) == len(answer.plays)
+    assert len(answer.plays) == len(singles) + 2 + len(sets)
+
+
+@pytest.mark.slow
+def test_each_row_is_reported_as_soon_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit that is cut off has the rows so far, and says what it lacks."""
+    answer, _, parts = answered(monkeypatch, wide_mlp(), "30%")
+    n_rows = [len(part.rows) + len(part.left_out) for part in parts]
+    n_singles = len(answer.rows) + len(answer.left_out)
+    assert n_rows[: n_singles + 1] == list(range(n_singles + 1))
+    assert all(part.as_is == answer.as_is for part in parts)
+    judged = [sum(row.judgement != Judgement() for row in part.rows) for part in parts]
+    assert judged == sorted(judged) and (judged[0], judged[-1]) == (0, len(answer.rows))
+    end = "combinations not all tried)."
+    assert parts[0].missing == f"The fit was cut off (levers not played: 12, {end}"
+    assert parts[n_singles - 1].missing == f"The fit was cut off (levers not played: 1, rows not judged: 11, {end}"
+    assert parts[-1].missing == f"The fit was cut off ({end}"
+    assert not answer.missing and parts[-1].rows == answer.rows and parts[-1].judged_on == answer.judged_on
 
 
 MOST_TICKS = 12

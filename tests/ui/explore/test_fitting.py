@@ -10,7 +10,8 @@ from explorer.jobs.protocol import FindFit
 from explorer.record.plan import Wish
 from explorer.ui.explore.fitting import VIEW
 from explorer.view.text.explore import STALE
-from tests.ui.fake_worker import FakeWorker
+from tests import graphs
+from tests.ui.fake_worker import FakeWorker, fit_of
 from tests.ui.page_driver import App, open_tab, press, settle, texts
 
 
@@ -66,3 +67,17 @@ def test_a_job_is_cancelled_at_the_run_bar(at: AppTest, worker: FakeWorker, monk
     assert at.button(key="find_fit").disabled and not worker.of(FindFit)[0].finished
     at = press(at, "cancel")
     assert worker.of(FindFit)[0].cancelled and not at.button(key="find_fit").disabled and not levers_shown(at)
+
+
+def test_rows_are_shown_as_they_come_and_a_cancelled_fit_says_what_it_lacks(
+    at: AppTest, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "answer", lambda job: None)
+    at = at.button(key="find_fit").click().run()
+    (job,) = worker.of(FindFit)
+    whole, lack = fit_of(graphs.measured(worker.graph, job.request.spec), None), "The fit was cut off (rows: 1)."
+    job.part = replace(whole, rows=whole.rows[:1], judged_on=None, missing=lack)
+    at = at.run()
+    assert len(levers_shown(at)) == 1 and lack not in texts(at) and "Judged on" not in texts(at)
+    at = press(at, "cancel")
+    assert len(levers_shown(at)) == 1 and lack in texts(at)
