@@ -283,9 +283,9 @@ def test_scripts_and_style_sheets_have_a_budget() -> None:
 
 
 MOST_PER_THOUSAND = {
-    "record": (41, 42, 0), "plan": (48, 95, 1), "engine": (34, 62, 2), "jobs": (28, 32, 0),
-    "child_process": (14, 12, 0), "view": (68, 82, 2), "ui": (55, 35, 1), "lab": (31, 64, 3),
-    "pipeline": (41, 82, 2), "own_loop": (30, 33, 0), "cli": (43, 31, 1),
+    "record": (41, 42, 0), "plan": (44, 93, 1), "engine": (34, 61, 2), "jobs": (28, 32, 0),
+    "child_process": (14, 12, 0), "view": (51, 77, 1), "ui": (55, 35, 1), "lab": (31, 64, 3),
+    "pipeline": (41, 82, 2), "own_loop": (30, 33, 0), "cli": (42, 30, 1),
 }  # fmt: skip
 """Conditional expressions, comprehensions, and comprehensions that hold one, in 1,000 lines of code: only downwards."""
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -345,7 +345,7 @@ VAGUE_NAMES = set(
     )
 )
 """Participles and pronouns: a name is a noun of the field. Fields of stored records keep the names they have."""
-MOST_VAGUE_NAMES = {"record": 3, "plan": 81, "engine": 17, "view": 6, "pipeline": 6, "own_loop": 11}
+MOST_VAGUE_NAMES = {"record": 2, "plan": 33, "engine": 17, "view": 3, "pipeline": 5, "own_loop": 4}
 """A ring's number goes down with every file that is rewritten, never up."""
 
 
