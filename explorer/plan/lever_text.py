@@ -73,7 +73,10 @@ def _effect_text(row: LeverRow) -> str:
     judgement = row.judgement
     if judgement.effect in ("bitwise", "not judged") or judgement.distance is None:
         return judgement.effect
-    return f"{judgement.effect}, {judgement.distance:.0e} of a norm"
+    share = f"{judgement.distance:.0%}".replace("%", " %")
+    if judgement.distance < 0.01:
+        share = f"{judgement.distance:.0e}"
+    return f"{judgement.effect} by {share}"
 
 
 def table_text(fit: Fit) -> str:
@@ -105,7 +108,8 @@ def judged_text(fit: Fit) -> str:
     size = f" of size {model.size}" if model.size else ""
     arguments = "".join(f", {name}={value}" for name, value in model.arguments.items())
     same = fit.judged_on.model == fit.as_is.spec.model
-    return f"two real steps of {'the same model' if same else model.target + size + arguments} on this CPU"
+    judged = "the same model" if same else f"{model.target}{size}{arguments}"
+    return f"two real steps of {judged} on this CPU; a difference is a share of the gradient's norm"
 
 
 def script_lines(row: LeverRow) -> tuple[str, ...]:

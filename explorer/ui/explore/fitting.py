@@ -55,17 +55,17 @@ def fit_panel(state: ExploreState) -> None:
     if (fit.as_is.spec, fit.budget_bytes) != (spec, budget_bytes):
         small_text(STALE)
     st.text(f"As it is: {lever_text.as_is_text(fit)}")
-    _rows(levers.bitwise_only(fit) if bitwise else fit)
+    _rows(levers.bitwise_only(fit) if bitwise else fit, is_under_way=state.job.id is not None)
     if fit.missing and state.job.id is None:
         small_text(fit.missing)
     for row in fit.left_out:
         small_text(f"Left out: {row.lever}. {row.reason}")
 
 
-def _rows(fit: Fit) -> None:
+def _rows(fit: Fit, *, is_under_way: bool) -> None:
     rows = {lever_text.title(row): row for row in (*fit.rows, *fit.combinations)}
     if not rows:
-        st.caption("No lever is left to show.")
+        st.caption("Each lever stands here once it is played." if is_under_way else "No lever is left to show.")
         return
     frame([lever_text.row_cells(row, fit.as_is) for row in rows.values()], key="fit_rows", alt=VIEW)
     chosen = rows[st.selectbox("How to switch it on", list(rows), key="fit_lever") or next(iter(rows))]
