@@ -100,17 +100,17 @@ def parse_wish(text: str, keep_all_bytes: int) -> Wish:
 
     `keep_all_bytes`: the peak with everything kept, of which a share is meant.
     """
-    asked = " ".join(text.split())
-    if len(asked) > LONGEST:
-        raise BadInput(f"'{asked[:40]} ...' is not a budget.", hint=EXAMPLES)
-    plain = _PERCENT.sub(" %", asked.translate(_ASCII))
+    budget = " ".join(text.split())
+    if len(budget) > LONGEST:
+        raise BadInput(f"'{budget[:40]} ...' is not a budget.", hint=EXAMPLES)
+    plain = _PERCENT.sub(" %", budget.translate(_ASCII))
     wishes = [_one(part, keep_all_bytes) for part in filter(None, _BETWEEN.split(plain))]
     if not wishes:
-        raise BadInput(f"{asked!r} is not a budget.", hint=EXAMPLES)
+        raise BadInput(f"{budget!r} is not a budget.", hint=EXAMPLES)
     memory = [wish for wish in wishes if wish.budget_bytes is not None]
     time = [wish for wish in wishes if wish.more_time is not None]
     if len(memory) > 1 or len(time) > 1:
-        raise BadInput(f"{asked!r} names two limits of one kind.", hint="Such as 60 MiB, +10 % time.")
+        raise BadInput(f"{budget!r} names two limits of one kind.", hint="Such as 60 MiB, +10 % time.")
     understood = " and ".join(filter(None, (wish.understood for wish in wishes)))
     if memory and time:
         (limit,) = memory

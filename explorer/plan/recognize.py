@@ -80,6 +80,11 @@ def model_in(name: str) -> str:
     return source.target
 
 
+def _own(kind: Kind, path: Path, what: str) -> Recognized:
+    """A file that can be nothing else than `what`."""
+    return Recognized(kind=kind, target=str(path), sentence=f"{path} is taken for {what}.", otherwise="")
+
+
 def _model(target: str, sentence: str, otherwise: str = "") -> Recognized:
     return Recognized(kind="model", target=target, sentence=sentence, otherwise=otherwise)
 
@@ -92,11 +97,10 @@ def _folder(path: Path) -> Recognized:
 
 
 def _missing(path: Path) -> Recognized:
-    ranks = sorted(path.parent.glob(f"{path.stem}.rank*{path.suffix}")) if path.parent.is_dir() else []
-    if ranks:
-        sentence = f"{path} is taken for the runs that {len(ranks)} ranks recorded."
-        return Recognized(kind="run", target=str(path), sentence=sentence, otherwise="")
-    files = [file.name for file in path.parent.iterdir() if file.is_file()] if path.parent.is_dir() else []
+    beside = list(path.parent.iterdir()) if path.parent.is_dir() else []
+    if ranks := [file for file in beside if file.match(f"{path.stem}.rank*{path.suffix}")]:
+        return _own("run", path, f"the runs that {len(ranks)} ranks recorded")
+    files = [file.name for file in beside if file.is_file()]
     raise BadInput(f"There is no file {path}.", hint=nearest(path.name, files) or _HOW)
 
 
@@ -122,12 +126,12 @@ def _python(path: Path) -> Recognized:
         how = f"made by its {only}function {member}" if factories else f"the object {member} that it makes"
         return _model(target, f"{path} is taken for a model, {how}.", otherwise)
     if member:
-        choice = f"its class {member}, the last that no other class builds; besides: {listed(others)}"
-        choice = choice if others else f"its only class {member}"
+        choice = f"its only class {member}"
+        if others:
+            choice = f"its class {member}, the last that no other class builds; besides: {listed(others)}"
         return _model(f"{path}:{member}", f"{path} is taken for a model, {choice}.", otherwise)
-    if _runs_something(tree):
-        sentence = f"{path} is taken for a training script: it has no model class, and runs code when it is started."
-        return Recognized(kind="script", target=str(path), sentence=sentence, otherwise="")
+    if any(_run_at_start(tree)):
+        return _own("script", path, "a training script: it has no model class, and runs code when it is started")
     raise BadInput(
         f"{path} has neither a training loop nor a model: no class of it has a forward, no function makes a model.",
         hint=f"Name what makes the model: checkpoint-explorer {path}:FUNCTION.",
@@ -136,14 +140,8 @@ def _python(path: Path) -> Recognized:
 
 def _training_line(tree: ast.Module) -> int | None:
     """The first line that runs when the file is started, if the file trains a model; None: it does not."""
-    running = list(_run_at_start(tree))
-    if not running or not _trains(tree):
-        return None
-    return running[0].lineno
-
-
-def _runs_something(tree: ast.Module) -> bool:
-    return next(_run_at_start(tree), None) is not None
+    first = next(_run_at_start(tree), None)
+    return first.lineno if first and _trains(tree) else None
 
 
 def _run_at_start(tree: ast.Module) -> Iterator[ast.stmt]:
@@ -171,23 +169,18 @@ def _module_classes(tree: ast.Module) -> list[str]:
     """Classes with a forward or a Module among their bases, those that no other class builds first, the last first."""
     defined = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     modules = [name for name, node in defined.items() if _is_module(node, defined)]
-    within = {
-        name: {inner.id for inner in ast.walk(defined[name]) if isinstance(inner, ast.Name)} - {name}
-        for name in modules
-    }
-    outer = [name for name in modules if not any(name in names for names in within.values())]
-    inner = [name for name in modules if name not in outer]
-    return [*reversed(outer), *reversed(inner)]
+    built: set[str] = set()
+    for name in modules:
+        built |= {inner.id for inner in ast.walk(defined[name]) if isinstance(inner, ast.Name)} - {name}
+    return sorted(reversed(modules), key=built.__contains__)
 
 
 def _is_module(node: ast.ClassDef, defined: dict[str, ast.ClassDef]) -> bool:
     bases = [ast.unparse(base) for base in node.bases]
     if any(base.rpartition(".")[2].endswith(("Module", "PreTrainedModel", "ModelMixin")) for base in bases):
         return True
-    inherited = [defined[base] for base in bases if base in defined and defined[base] is not node]
-    if any(
-        _is_module(base, {name: other for name, other in defined.items() if other is not node}) for base in inherited
-    ):
+    others = {name: other for name, other in defined.items() if other is not node}
+    if any(_is_module(others[base], others) for base in bases if base in others):
         return True
     methods = [member.name for member in node.body if isinstance(member, ast.FunctionDef)]
     return "forward" in methods and bool(bases)
@@ -216,15 +209,13 @@ def _made_models(tree: ast.Module) -> list[str]:
 def _data(path: Path) -> Recognized:
     head = read_start(path, 4096)
     if head.startswith(RUN_MAGIC):
-        sentence = f"{path} is taken for a run of Checkpoint Explorer."
-        return Recognized(kind="run", target=str(path), sentence=sentence, otherwise="")
+        return _own("run", path, "a run of Checkpoint Explorer")
     if path.suffix in (".yaml", ".yml"):
-        return Recognized(kind="policy", target=str(path), sentence=f"{path} is taken for a policy.", otherwise="")
+        return _own("policy", path, "a policy")
     if path.suffix in (".json", ".lock") and head.lstrip()[:1] == b"{" and (kind := _document(path)) is not None:
         return kind
     if is_history(head):
-        sentence = f"{path} is taken for a memory snapshot or a profiler trace of torch."
-        return Recognized(kind="history", target=str(path), sentence=sentence, otherwise="")
+        return _own("history", path, "a memory snapshot or a profiler trace of torch")
     raise BadInput(f"{path} is no file that is known here.", hint=_HOW)
 
 
@@ -236,9 +227,9 @@ def _document(path: Path) -> Recognized | None:
         return None
     keys: Sequence[str] = list(document) if isinstance(document, dict) else []
     if "packages" in keys and "step" in keys:
-        return Recognized(kind="lock", target=str(path), sentence=f"{path} is taken for a lock.", otherwise="")
+        return _own("lock", path, "a lock")
     if "policy" in keys and "version" in keys:
-        return Recognized(kind="policy", target=str(path), sentence=f"{path} is taken for a policy.", otherwise="")
+        return _own("policy", path, "a policy")
     if {"model_type", "architectures", "hidden_size"} & set(keys):
         return _model(str(path), f"{path} is taken for a configuration of transformers, with random weights.")
     return None
@@ -263,12 +254,12 @@ def lora_of(text: str, quantize: str = "none") -> Lora:
             f"--quantize {quantize} is not offered: frozen layers are held in four bits or as they are.",
             hint="Take --quantize nf4, or leave it out.",
         )
-    found = _LORA.fullmatch(text.replace(" ", ""))
-    names = [name for name in found["targets"].split("+") if name] if found else []
-    if found is None or not names:
+    match = _LORA.fullmatch(text.replace(" ", ""))
+    names = list(filter(None, match["targets"].split("+"))) if match else []
+    if match is None or not names:
         raise BadInput(f"--lora takes a rank and names of Linear layers and got {text!r}.", hint=LORA_EXAMPLE)
     targets = rf"(.*\.)?({'|'.join(map(re.escape, names))})"
-    return Lora(targets=targets, rank=int(found["rank"] or Lora(targets="").rank), quantize=quantize)  # type: ignore[arg-type]
+    return Lora(targets=targets, rank=int(match["rank"] or Lora(targets="").rank), quantize=quantize)  # type: ignore[arg-type]
 
 
 def argument_value(text: str) -> int | float | str | bool:

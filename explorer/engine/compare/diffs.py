@@ -37,7 +37,7 @@ DISK = Path("/var/tmp")
 SMALL_BYTES = 4096
 """Tensors up to this size stay in memory: most of a model's tensors, and little of its bytes."""
 PRESENCE: dict[tuple[bool, bool], Presence] = {
-    (True, True): "both", (True, False): "baseline only", (False, True): "candidate only", (False, False): "neither",
+    (True, True): "both", (True, False): "baseline only", (False, True): "candidate only",
 }  # fmt: skip
 _MAX_INT64 = 2**63 - 1
 
@@ -100,12 +100,14 @@ def difference(
 ) -> Kind:
     """The difference of two tensors, of equal or other shapes; None on one side alone is a difference."""
     present = baseline if baseline is not None else candidate
+    if present is None:
+        return kind(name=name, shape=(), dtype="", presence="neither", bitwise=True)
     diff = kind(
         name=name,
-        shape=tuple(present.shape) if present is not None else (),
-        dtype=str(present.dtype).removeprefix("torch.") if present is not None else "",
+        shape=tuple(present.shape),
+        dtype=str(present.dtype).removeprefix("torch."),
         presence=PRESENCE[baseline is not None, candidate is not None],
-        bitwise=present is None,
+        bitwise=False,
     )
     if baseline is None or candidate is None:
         return diff
@@ -198,10 +200,10 @@ def _distances(baseline: Tensor, candidate: Tensor) -> dict[str, float | int | N
         "n_nonfinite_mismatch": n_mismatch,
         "n_nonfinite": n_nonfinite,
         "max_abs": float((right - left).abs().max()) if left.numel() else None,
-        "relative_norm": _norm(right - left) / norms[0] if norms[0] else None,
+        "relative_norm": _quotient(_norm(right - left), norms[0]),
         "max_ulp": max_ulp(baseline, candidate),
         "cosine": _cosine(left, right, norms),
-        "norm_ratio": norms[1] / norms[0] if norms[0] else None,
+        "norm_ratio": _quotient(norms[1], norms[0]),
         "baseline_norm": norms[0],
     }
 
@@ -212,11 +214,15 @@ def step_distances(baseline: Tensor, candidate: Tensor, before: Tensor) -> dict[
     left, right, gap = first - start, second - start, second - first
     norms = _norm(left), _norm(right)
     return {
-        "step_distance": _norm(gap) / norms[0] if norms[0] else None,
-        "step_ratio": norms[1] / norms[0] if norms[0] else None,
+        "step_distance": _quotient(_norm(gap), norms[0]),
+        "step_ratio": _quotient(norms[1], norms[0]),
         "step_cosine": _cosine(left, right, norms),
         "decay_cosine": _cosine(gap, start, (_norm(gap), _norm(start))),
     }
+
+
+def _quotient(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
 
 
 def _cosine(left: Tensor, right: Tensor, norms: tuple[float, float]) -> float | None:
@@ -231,35 +237,30 @@ def _against(yardstick: Yardstick, name: str, baseline: Tensor, candidate: Tenso
     rerun = yardstick.rerun.get(name)
     if rerun is not None and rerun.shape == baseline.shape:
         noise = _norm(in_double(baseline) - in_double(rerun))
-        distances["noise"] = noise if math.isfinite(noise) else None
+        if math.isfinite(noise):
+            distances["noise"] = noise
     reference = yardstick.reference.get(name)
     if reference is None or reference.shape != baseline.shape:
         return distances
     baseline_error, candidate_error = yardstick.errors(name, reference, baseline, candidate)
     if not yardstick.trusts(reference, baseline_error) or not math.isfinite(candidate_error):
         return {**distances, "never_rounds": "The step in float64 did not follow this tensor closely enough to judge."}
-    return {
-        **distances,
-        "baseline_error": baseline_error,
-        "candidate_error": candidate_error,
-        "tiny": torch.finfo(baseline.dtype).eps / 4 * _norm(reference)
-        if name in yardstick.before
-        else yardstick.tiny(reference),
-    }
+    tiny = yardstick.tiny(reference)
+    if name in yardstick.before:
+        tiny = torch.finfo(baseline.dtype).eps / 4 * _norm(reference)
+    return {**distances, "baseline_error": baseline_error, "candidate_error": candidate_error, "tiny": tiny}
 
 
 def _no_distances(tensor: Tensor) -> dict[str, float | int | None]:
     n_nonfinite = int((~tensor.isfinite()).sum())
-    zero = not bool(tensor.any())
-    return {
-        "n_nonfinite": n_nonfinite,
-        "baseline_norm": None if n_nonfinite else _norm(tensor),
-        "max_abs": 0.0,
-        "relative_norm": None if zero else 0.0,
-        "max_ulp": None if tensor.is_complex() else 0,
-        "cosine": None if zero else 1.0,
-        "norm_ratio": None if zero else 1.0,
-    }
+    distances: dict[str, float | int | None] = {"n_nonfinite": n_nonfinite, "max_abs": 0.0}
+    if not n_nonfinite:
+        distances["baseline_norm"] = _norm(tensor)
+    if not tensor.is_complex():
+        distances["max_ulp"] = 0
+    if tensor.any():
+        distances |= {"relative_norm": 0.0, "cosine": 1.0, "norm_ratio": 1.0}
+    return distances
 
 
 def _ordered(tensor: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from explorer.engine.state.state_diff import same_state
 from explorer.engine.watch.entries import EntryCall, EntryWatch, Place
 from explorer.engine.watch.forward import ForwardWatch, NoteTaker, dense_tensors
 from explorer.engine.watch.state_changes import moved_names, state_pictures
-from explorer.plan.names import is_within, outermost
+from explorer.plan.names import above, is_within, outermost
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import Trait
 
@@ -208,16 +208,11 @@ def _blocks(model: nn.Module) -> frozenset[str]:
         and (isinstance(modules[fqn.rpartition(".")[0]], lists) or next(module.children(), None) is not None)
     ]
     tops = outermost(numbered)
-    holders = {name for top in tops for name in _holders(top)}
+    holders = set(above(*tops))
     others = outermost(
         fqn for fqn, module in modules.items() if fqn and fqn not in holders and not isinstance(module, lists)
     )
     return frozenset(tops) | frozenset(others)
-
-
-def _holders(fqn: str) -> Iterator[str]:
-    while fqn := fqn.rpartition(".")[0]:
-        yield fqn
 
 
 def _inside_a_backward(work: Callable[[], None]) -> None:

@@ -203,8 +203,15 @@ def _walk(device: DeviceSnapshot, start: DeviceStart, books: Books) -> tuple[Mov
         if action != "oom":
             books.apply(action, address, n_bytes)
         else:
-            held = {"allocated_bytes": books.allocated, "reserved_bytes": books.reserved}
-            refused.append(RefusedInHistory(event=n_events, n_bytes=n_bytes, driver_free_bytes=address, **held))
+            refused.append(
+                RefusedInHistory(
+                    event=n_events,
+                    n_bytes=n_bytes,
+                    driver_free_bytes=address,
+                    allocated_bytes=books.allocated,
+                    reserved_bytes=books.reserved,
+                )
+            )
         n_events += action != "free_requested"  # it moves no memory yet
         if action in ("alloc", "free_completed"):
             moved.moves.append(HistoryMove(address, n_bytes if action == "alloc" else -n_bytes, stack, time_us))

@@ -223,8 +223,14 @@ def _device(entries: Sequence[tuple[_Event, _Memory]], stack_of: dict[int, int])
     refused = []
     for event, entry in entries:
         if event.name == REFUSAL:
-            held = {"allocated_bytes": entry.allocated, "reserved_bytes": entry.reserved}
-            refused.append(RefusedInHistory(event=len(moved.moves), n_bytes=abs(entry.bytes), **held))
+            refused.append(
+                RefusedInHistory(
+                    event=len(moved.moves),
+                    n_bytes=abs(entry.bytes),
+                    allocated_bytes=entry.allocated,
+                    reserved_bytes=entry.reserved,
+                )
+            )
         elif entry.bytes:
             if not moved.moves:
                 moved.allocated.append(max(0, entry.allocated - entry.bytes))

@@ -213,10 +213,10 @@ class _Play:
     def _take_workspaces(self, *, with_bias: bool) -> None:
         """A thread keeps the workspaces that its first product and its first product with a bias take (rule 4)."""
         backward = self.program.phases[self.program.phase_of[self.tick]].phase in ("backward", "recompute")
-        wanted = {"cublas": workspace_bytes(self.card)}
+        workspaces = {"cublas": workspace_bytes(self.card)}
         if with_bias:
-            wanted["cublasLt"] = lt_workspace_bytes(self.card)
-        for library, n_bytes in wanted.items():
+            workspaces["cublasLt"] = lt_workspace_bytes(self.card)
+        for library, n_bytes in workspaces.items():
             if n_bytes and (backward, library) not in self.workspaces:
                 self.workspaces[backward, library] = n_bytes
                 self.allocator.allocate(n_bytes)

@@ -40,8 +40,8 @@ def installed_torch() -> str:
         installed = _numbers(version("torch"))
     except PackageNotFoundError:
         return TORCH_VERSIONS[-1]
-    older = [known for known in TORCH_VERSIONS if _numbers(known) <= installed]
-    return older[-1] if older else TORCH_VERSIONS[0]
+    older = (name for name in reversed(TORCH_VERSIONS) if _numbers(name) <= installed)
+    return next(older, TORCH_VERSIONS[0])
 
 
 def torch_of(card: Card) -> str:

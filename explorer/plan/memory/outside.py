@@ -84,8 +84,8 @@ def older_graphs(run: Measurement) -> str:
     sizes, born = array_of(log.n_bytes)[entries], array_of(log.born)[entries]
     call_of = np.maximum(np.searchsorted(array_of(log.calls.first_tick)[calls], born, side="left") - 1, 0)
     inside = born <= array_of(log.calls.end_tick)[calls][call_of]  # what the loss saves comes after the call
-    held = np.bincount(call_of[inside], sizes[inside], len(calls)).astype(int).tolist()
-    graphs = [(call, size) for call, size in zip(calls, held) if size > LEAST_GRAPH * sum(held)]
+    by_call = np.bincount(call_of[inside], sizes[inside], len(calls)).astype(int).tolist()
+    graphs = [(call, size) for call, size in zip(calls, by_call) if size > LEAST_GRAPH * sum(by_call)]
     earlier = graphs[:-1]
     if not earlier:
         return ""

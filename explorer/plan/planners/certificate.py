@@ -70,10 +70,10 @@ def recompute_in_interval(candidates: Candidates, policy: Policy) -> tuple[str, 
 def not_both(wish: Wish, plan: Plan, quick: Plan) -> BadInput:
     """Why no policy meets a wish of memory and time. `plan` meets the memory, `quick` the time."""
     more_time = 100 * ((plan.cost_ratio or 1.0) - 1) * wish.time_scale
-    asked, least = mib(wish.budget_bytes or 0), mib_up(quick.step_peak_bytes)
+    budget, least = mib(wish.budget_bytes or 0), mib_up(quick.step_peak_bytes)
     allowed = f"+{100 * (wish.more_time or 0.0):g} % time"
     return BadInput(
-        f"No policy found needs at most {asked} and {allowed}: within {asked} the cheapest takes "
+        f"No policy found needs at most {budget} and {allowed}: within {budget} the cheapest takes "
         f"{more_time:+.1f} %, and within {allowed} the least peak is {least}.",
         hint=f"Ask for {least}, or for +{math.ceil(more_time)} % time.",
     )

@@ -227,9 +227,10 @@ def chain_program(forecaster: Forecaster, graph: ModelGraph, candidates: Candida
     assert replay is not None, "the step has a timeline"
     chains = chain_stretches(graph)
     blocks = _blocks(replay, candidates, chains)
-    choices = None if blocks is None else _choices(candidates, blocks)
-    ticks = None if blocks is None else _place_of_tick(replay, blocks)
-    if blocks is None or choices is None or ticks is None:
+    if blocks is None:
+        return None
+    choices, ticks = _choices(candidates, blocks), _place_of_tick(replay, blocks)
+    if choices is None or ticks is None:
         return None
     grain = GRAIN * (candidates.step_cost or 1.0) / len(blocks)
     twice = _inputs_kept_twice(replay, candidates, choices)
@@ -280,7 +281,8 @@ def _blocks(replay: Replay, candidates: Candidates, stretches: Sequence[Fqns]) -
         return None
     order = sorted(blocks, key=lambda fqn: replay.calls[fqn][0].first)
     calls = [replay.calls[fqn][0] for fqn in order]
-    return order if all(one.end <= after.first for one, after in itertools.pairwise(calls)) else None
+    follow = all(call.end <= after.first for call, after in itertools.pairwise(calls))
+    return order if follow else None
 
 
 def _choices(candidates: Candidates, blocks: Sequence[str]) -> list[tuple[tuple[int, ...], tuple[int, int]]] | None:
@@ -299,23 +301,20 @@ def _choices(candidates: Candidates, blocks: Sequence[str]) -> list[tuple[tuple[
             inside[places[0]].append(i)
         else:
             choices.append(((i,), (places[0], places[-1] + 1)))
-    if any(len(some) > MOST_INSIDE for some in inside):
+    if max(map(len, inside), default=0) > MOST_INSIDE:
         return None
-    choices += [
-        (chosen, (place, place + 1))
-        for place, some in enumerate(inside)
-        for n in range(len(some) + 1)
-        for chosen in itertools.combinations(some, n)
-        if _is_policy(candidates, chosen)
-    ]
+    for place, units in enumerate(inside):
+        for n in range(len(units) + 1):
+            chosen = itertools.combinations(units, n)
+            choices += [(some, (place, place + 1)) for some in chosen if _is_policy(candidates, some)]
     return choices if len(choices) <= MOST_CHOICES else None
 
 
 def _is_policy(candidates: Candidates, chosen: tuple[int, ...]) -> bool:
     """True if no two units exclude each other, and nesting has two levels at most."""
-    return all(len(set(chosen).intersection(candidates.around[i])) <= 1 for i in chosen) and not any(
-        candidates.exclude(i, j) for i, j in itertools.combinations(chosen, 2)
-    )
+    if any(len(set(chosen).intersection(candidates.around[i])) > 1 for i in chosen):
+        return False
+    return not any(itertools.starmap(candidates.exclude, itertools.combinations(chosen, 2)))
 
 
 def _place_of_tick(replay: Replay, blocks: Sequence[str]) -> NDArray[np.intp] | None:
@@ -337,10 +336,9 @@ def _place_of_tick(replay: Replay, blocks: Sequence[str]) -> NDArray[np.intp] | 
     for place, begin in enumerate(begin_of):
         ticks[begin:end] = place
         end = begin
-    for place, call in enumerate(calls):
-        ticks[
-            call.first + 1 if place else 0 : calls[place + 1].first + 1 if place + 1 < len(calls) else call.end + 1
-        ] = place
+    begins_at = [0, *(call.first + 1 for call in calls[1:]), calls[-1].end + 1]
+    for place, (begin, end) in enumerate(itertools.pairwise(begins_at)):
+        ticks[begin:end] = place
     return ticks
 
 

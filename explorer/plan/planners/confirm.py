@@ -171,8 +171,8 @@ def refusal(run: Measurement, whole: Measurement | None = None) -> tuple[str, ..
     if run.failure is None or run.allocations is None or not run.allocations.n_bytes:
         return ()
     at = ledger(run, max(run.allocations.born))  # right after the last granted allocation: a peak may lie before
-    held = f"Held then: {mib(at.total_bytes)}, of it {holders(at)}. {outside_modules(at)}".strip()
-    return (held, _fits(run, whole) if whole is not None else _could_go(run, at))
+    sentence = f"Held then: {mib(at.total_bytes)}, of it {holders(at)}. {outside_modules(at)}".strip()
+    return (sentence, _fits(run, whole) if whole is not None else _could_go(run, at))
 
 
 def _fits(run: Measurement, whole: Measurement) -> str:

@@ -295,17 +295,17 @@ def _moments(
     place = {entry: k for k, entry in enumerate(entries.tolist())}
     tail = int(entries[-1]) if len(entries) else None
     by_unit: dict[int, Bytes] = {}
-    for unit, one in within:
-        pairs = zip(one.entries.tolist(), one.freed_at.tolist())
+    for unit, inner in within:
+        pairs = zip(inner.entries.tolist(), inner.freed_at.tolist())
         freed_again = [(place[entry], leaves) for entry, leaves in pairs if entry in place]
         at = ints([k for k, _ in freed_again])
         first = ints([leaves for _, leaves in freed_again])
         freed = bytes_at(moments, size[at], first, np.maximum(first, died[at]))
-        if tail is not None and (tail in one.entries or tail in one.saved_outputs):
-            freed = np.where(moments > one.first, alive, freed)
-        inputs = ints([place[entry] for entry in set(one.inputs) if entry in place])
+        if tail is not None and (tail in inner.entries or tail in inner.saved_outputs):
+            freed = np.where(moments > inner.first, alive, freed)
+        inputs = ints([place[entry] for entry in set(inner.inputs) if entry in place])
         retained = bytes_at(moments, size[inputs], died[inputs], np.full(len(inputs), NEVER))
-        retained = retained + stash_bytes * (moments > one.first)
+        retained = retained + stash_bytes * (moments > inner.first)
         by_unit[unit] = by_unit.get(unit, 0) + retained - freed
     return alive, by_unit
 
@@ -317,9 +317,9 @@ def _restored(
     (unit, call), (holder, outer) = inner, around
     freed = outer.entries[(outer.freed_at < outer.backward_begins) & ~np.isin(outer.entries, call.entries)]
     others: dict[int, int] = {}
-    for sibling, one in candidates.calls_inside(holder, outer):
+    for sibling, inside in candidates.calls_inside(holder, outer):
         if sibling != unit:
-            less = int(replay.size[freed[np.isin(freed, one.entries)]].sum())
+            less = int(replay.size[freed[np.isin(freed, inside.entries)]].sum())
             if less:
                 others[sibling] = others.get(sibling, 0) + less
     return holder, int(replay.size[freed].sum()), others

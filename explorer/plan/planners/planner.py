@@ -12,11 +12,11 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import replace as evolve
 from functools import cached_property
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from explorer.errors import BadInput
 from explorer.plan.memory.ledger import array_of, held
@@ -200,8 +200,8 @@ class Planner:
         plan = self._cheapest(budget_bytes, seconds=seconds)
         if plan is None and self.floor().step_peak_bytes <= budget_bytes:  # time ran out before a plan was found
             floor = self.floor()
-            unproven = msgspec.structs.replace(floor.certificate, bound=0.0, gap=1.0)
-            plan = msgspec.structs.replace(floor, budget_bytes=budget_bytes, certificate=unproven)
+            unproven = replace(floor.certificate, bound=0.0, gap=1.0)
+            plan = replace(floor, budget_bytes=budget_bytes, certificate=unproven)
         if plan is None:
             raise self._impossible(budget_bytes)
         return plan
@@ -252,7 +252,7 @@ class Planner:
             return plan
         if plan.cost_ratio > (1 + most_time) * (1 + TOLERANCE):
             raise not_both(wish, plan, self.least_memory(most_time))
-        return msgspec.structs.replace(plan, time_budget=most_time)
+        return replace(plan, time_budget=most_time)
 
     def _lowest(self, more_time: float | None, *, seconds: float | None = None) -> Plan:
         """The lowest peak, then the cheapest plan with it: the first solution may recompute units that free nothing."""
@@ -262,8 +262,8 @@ class Planner:
         assert plan is not None, "everything kept is within the limits"
         cheap = self._cheapest(plan.step_peak_bytes)
         if cheap is not None and cheap.extra_cost <= plan.extra_cost:
-            plan = msgspec.structs.replace(cheap, budget_bytes=None, certificate=plan.certificate)
-        return msgspec.structs.replace(plan, time_budget=more_time)
+            plan = replace(cheap, budget_bytes=None, certificate=plan.certificate)
+        return replace(plan, time_budget=more_time)
 
     def _best(self, limits: Limits, value: Callable[[Plan], float]) -> Plan | None:
         """The plan of least `value`: of the programs, or with segments inside segments of a chain."""
@@ -291,14 +291,12 @@ class Planner:
             solution = None if program is None else program.solve(limits)
             if program is None or solution is None:
                 break
-            solution = replace(solution, bound=min(solution.bound, bound))
+            solution = evolve(solution, bound=min(solution.bound, bound))
             plan = self._plan(program, solution, budget_bytes=limits.budget_bytes)
             if value(plan) > before * (1 + TOLERANCE):
                 break
-            certificate = msgspec.structs.replace(
-                plan.certificate, beside=certificate_of(first, replace(solution, chosen=())).scope
-            )
-            best = msgspec.structs.replace(plan, certificate=certificate)
+            certificate = replace(plan.certificate, beside=certificate_of(first, evolve(solution, chosen=())).scope)
+            best = replace(plan, certificate=certificate)
         return best
 
     @cached_property
@@ -314,14 +312,14 @@ class Planner:
         nothing = Solution(chosen=(), value=value, bound=0.0, n_rows=0, n_solves=0)
         depth = max((1 + len(around) for around in units_around(judged.policy).values()), default=0)
         flat = certificate_of(self._programs[0], nothing)
-        certificate = msgspec.structs.replace(flat, n_levels=max(depth, 2), inside_segments=True)
+        certificate = replace(flat, n_levels=max(depth, 2), inside_segments=True)
         return self._priced(judged.policy, judged.cost, certificate, limits.budget_bytes)
 
     def _best_of_programs(self, limits: Limits, value: Callable[[Plan], float]) -> Plan | None:
         """The plan of least `value` of both programs, with a certificate about the choices of both."""
         plans: list[Plan] = []
         for program in self._programs:
-            solution = program.solve(replace(limits, rival=min(map(value, plans), default=math.inf)))
+            solution = program.solve(evolve(limits, rival=min(map(value, plans), default=math.inf)))
             if solution is None and limits.budget_bytes is None:
                 solution = program.without_solver(limits.most_cost)
             if solution is not None:
@@ -340,12 +338,12 @@ class Planner:
             n_rows=sum(certificate.n_rows for certificate in solved),
             n_solves=sum(certificate.n_solves for certificate in solved),
         )
-        certificate = msgspec.structs.replace(
+        certificate = replace(
             certificate_of(self._program, solution),
             n_levels=best.certificate.n_levels,
             beside=certificate_of(self._programs[0], solution).scope,
         )
-        return msgspec.structs.replace(best, certificate=certificate)
+        return replace(best, certificate=certificate)
 
     def _presets(self, program: ForecastChoices) -> tuple[tuple[int, ...], ...]:
         """Numbers of the candidates in each preset. A unit that is no candidate frees nothing, or a hazard forbids it.

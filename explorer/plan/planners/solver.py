@@ -168,9 +168,9 @@ class Classes:
                 members[int(labels[variable])].append(variable)
         along, below = variables.along, variables.below
         for inside in (False, True):
-            classes = [one for one in members.values() if (variables.of_choice[one[0]][1] is not None) == inside]
-            for one in sorted(classes, key=lambda one: (-len(along[one[0]]), weight[one[0]])):
-                for variable in one:
+            equal = [group for group in members.values() if (variables.of_choice[group[0]][1] is not None) == inside]
+            for group in sorted(equal, key=lambda group: (-len(along[group[0]]), weight[group[0]])):
+                for variable in group:
                     paths = along[variable]
                     x[variable] = min(left[labels[variable]], free[paths].min())
                     left[labels[variable]] -= x[variable]

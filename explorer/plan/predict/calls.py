@@ -226,8 +226,8 @@ def _own_outputs(replay: Replay, fqn: str, call: Call) -> list[int]:
     if len(flags) != len(call.outputs):
         return []
     unshared = [entry for entry, outside in zip(call.outputs, flags) if not outside]
-    known = [entry for entry in unshared if entry in replay.used_until or replay.let_go[entry] < NEVER]
-    return _without_held(replay, known)
+    ending = [entry for entry in unshared if entry in replay.used_until or replay.let_go[entry] < NEVER]
+    return _without_held(replay, ending)
 
 
 def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], own_outputs: Sequence[int]) -> Bytes:

@@ -248,15 +248,15 @@ def simulate(replay: Replay, nest: Nest, border: int | None) -> Simulation:
     nested = [i for i, call in enumerate(nest.calls) if call.in_containers and nest.parent[i] != NO_PARENT]
     until, never = kept_by_containers(replay, [(nest.calls[i], nest.calls[nest.above(i)[-1]]) for i in nested])
     owner, freed_at, back_at = _absences(replay, nest, list(never))
-    kept = _inputs_and_results(replay, nest, until)
+    extended = _inputs_and_results(replay, nest, until)
     born, died, size = replay.born, replay.died, replay.size
     absent = np.flatnonzero(owner >= 0)
-    touched = np.union1d(absent, kept.entry)
+    touched = np.union1d(absent, extended.entry)
     lives = _merged(
         [
             Stretches(touched, born[touched], np.where(owner >= 0, freed_at, died)[touched]),
             Stretches(absent, back_at[absent], replay.restored_until[absent]),
-            kept,
+            extended,
         ],
         len(replay.line) + 2,
     )
@@ -269,7 +269,7 @@ def simulate(replay: Replay, nest: Nest, border: int | None) -> Simulation:
     saved, away = 0, np.zeros(len(size), dtype=bool)
     if border is not None:
         is_kept = np.zeros(len(size), dtype=bool)
-        is_kept[kept.entry[(kept.first <= border) & (border < kept.end)]] = True
+        is_kept[extended.entry[(extended.first <= border) & (border < extended.end)]] = True
         # An entry freed right after the last event of forward counts as freed at the end of forward.
         away = (owner >= 0) & (freed_at <= border + 1) & (border < back_at) & ~is_kept
         saved = int(size[is_kept & (died <= border)].sum()) - int(size[away].sum())
@@ -305,15 +305,15 @@ def _absences(replay: Replay, nest: Nest, never: Sequence[int]) -> tuple[Bytes, 
 
 def _inputs_and_results(replay: Replay, nest: Nest, in_containers: Collection[int]) -> Stretches:
     """Inputs that checkpoints keep (rule 2), and results of kept operators (rule 6)."""
-    kept: list[tuple[int, int, int]] = []
+    stretches: list[tuple[int, int, int]] = []
     for call, parent in zip(nest.calls, nest.parent):
         is_outer = parent == NO_PARENT
         first, end = 0, call.backward_ends
         if not is_outer:
             first, end = nest.calls[parent].backward_begins, call.backward_begins
-        kept += [(entry, first, end) for entry in call.inputs if is_outer or entry not in in_containers]
-        kept += call.kept_results
-    entries, firsts, ends = ints(kept).reshape(-1, 3).T
+        stretches += [(entry, first, end) for entry in call.inputs if is_outer or entry not in in_containers]
+        stretches += call.kept_results
+    entries, firsts, ends = ints(stretches).reshape(-1, 3).T
     return Stretches(entries, np.maximum(firsts, replay.born[entries]), ends)
 
 

@@ -35,10 +35,9 @@ def graph_under(run: Measurement, graph: ModelGraph | None) -> ModelGraph | None
     What a forward saves, and where its rerun stops, depends on mode, types and frozen parameters. If neither graph is
     of these conditions, as in files of earlier versions, it is `graph`.
     """
-    own = run.graph
-    if graph is None or own is None or run.spec.model.is_recorded:
+    if graph is None or run.graph is None or run.spec.model.is_recorded:
         return graph
-    return own if own.conditions == run.spec.conditions != graph.conditions else graph
+    return run.graph if run.graph.conditions == run.spec.conditions != graph.conditions else graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ def let_go(
 
     `following` names the next block of a chain: it alone uses what the block before it returns.
     """
-    named = [(call, fqn) for fqn, own in calls.items() for call in own]
+    named = [(call, fqn) for fqn, of_block in calls.items() for call in of_block]
     named.sort(key=lambda pair: (pair[0].first, -pair[0].end, pair[1].count("."), pair[1]))  # outer ones first
     order = np.argsort(born, kind="stable")
     births = born[order]

@@ -43,7 +43,7 @@ def checkpointing_rows(run: Measurement) -> list[Row]:
     checkpoints = run.own_checkpointing
     if checkpoints is None or run.ran_compiled:
         return []
-    units = _units(run, checkpoints, run.graph)
+    units = _units(run, checkpoints)
     rows = [(fqn, _row(fqn, unit, checkpoints)) for fqn, unit in units.items()]
     if not rows and checkpoints.switches:
         fqns = outermost(switch.block for switch in checkpoints.switches)
@@ -150,7 +150,7 @@ def stacked(run: Measurement) -> str:
     )
 
 
-def _units(run: Measurement, checkpoints: OwnCheckpointing, graph: ModelGraph | None) -> dict[str, _Unit]:
+def _units(run: Measurement, checkpoints: OwnCheckpointing) -> dict[str, _Unit]:
     """The blocks with a row, in the order of the model."""
     called = [cost.fqn for cost in run.blocks if cost.n_forward]
     units: dict[str, _Unit] = {}
@@ -161,15 +161,14 @@ def _units(run: Measurement, checkpoints: OwnCheckpointing, graph: ModelGraph | 
             unit.n_again += region.n_again
             unit.n_dead += region.n_without_gradient
             unit.reentrant |= region.reentrant
-    again = self_checkpointing(run)
-    for fqn, times in again.items():
+    for fqn, times in self_checkpointing(run).items():
         if not overlaps(fqn, *units):
             units[fqn] = _Unit(n_again=times)
     checkpointed = list(units)
     for fqn in _idle_switches(checkpoints):
         if not overlaps(fqn, *checkpointed):
             units.setdefault(fqn, _Unit())
-    for fqn, alike in _kept_though_alike(checkpointed, called, graph):
+    for fqn, alike in _kept_though_alike(checkpointed, called, run.graph):
         units.setdefault(fqn, _Unit()).alike = alike
     order = {cost.fqn: i for i, cost in enumerate(run.blocks)}
     return dict(sorted(units.items(), key=lambda item: order.get(item[0], 0)))
@@ -201,9 +200,9 @@ def _kept_though_alike(
     lists = {family(fqn) for fqn in units if fqn.rpartition(".")[2].isdigit()}
     for parent in lists:
         members = [fqn for fqn in called if fqn.rpartition(".")[2].isdigit() and family(fqn) == parent]
-        kept = [fqn for fqn in members if not overlaps(fqn, *units)]
-        for fqn in kept:
-            yield fqn, f"{len(members) - len(kept)} of {len(members)}"
+        plain = [fqn for fqn in members if not overlaps(fqn, *units)]
+        for fqn in plain:
+            yield fqn, f"{len(members) - len(plain)} of {len(members)}"
 
 
 def _row(fqn: str, unit: _Unit, checkpoints: OwnCheckpointing) -> Row:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from explorer.plan.names import is_within, listed
-from explorer.record.comparison import Comparison, ParameterDiff, StateChange
+from explorer.record.comparison import Comparison, ParameterDiff, StateChange, TensorDiff
 from explorer.record.graph import Hazard
 
+D = TypeVar("D", bound=TensorDiff)
 _BACKWARD = "a detach or no_grad, a hook, a backward written by hand, a recompute that is not what forward was"
 _LOSS = "shifted targets, padding that counts, smoothing, a term that is missing, another reduction"
 _AFTER = "gradients that were not zeroed, are clipped or scaled otherwise, or come from a part of the batch"
@@ -25,10 +28,7 @@ def patterns(comparison: Comparison) -> Iterator[str]:
     if comparison.untied:
         yield f"{listed(comparison.untied)} are one parameter in one of the two programs alone: a tie is broken."
     forward = comparison.forward
-    first, later = (
-        any(diff.verdict == "different" for diff in family)
-        for family in (comparison.gradients, comparison.later_gradients)
-    )
+    first, later = _different(comparison.gradients), _different(comparison.later_gradients)
     if later and not first and not comparison.candidate.spec.policy.units:
         yield (
             "The gradients of the first step are the same and those of a later step are not: something is left from "
@@ -58,9 +58,17 @@ def patterns(comparison: Comparison) -> Iterator[str]:
         yield from _in_backward(comparison, forward.order)
 
 
+def _different(diffs: Iterable[D]) -> list[D]:
+    return [diff for diff in diffs if diff.verdict == "different"]
+
+
+def _names(diffs: Iterable[TensorDiff]) -> list[str]:
+    return [diff.name for diff in diffs]
+
+
 def _only_rounds_more(comparison: Comparison) -> bool:
     """Whether both programs agree in float64 in every tensor that differs."""
-    wrong = [diff for diff in comparison.all_diffs if diff.verdict == "different"]
+    wrong = _different(comparison.all_diffs)
     attributes = [diff for diff in comparison.carried if diff.kind != "buffer"]
     covered = all(diff.presence == "both" and diff not in attributes for diff in wrong)
     distance = comparison.float64_distance
@@ -88,10 +96,9 @@ def _parts(comparison: Comparison) -> str:
     forward = comparison.forward
     assert forward is not None
     where = forward.block or "The model"
+    what = ". Usual causes: a mask, a scale, a dimension, a number format inside it."
     if forward.in_baseline != forward.in_candidate:
         what = f": it is {forward.in_baseline} in the baseline and {forward.in_candidate} in the candidate."
-    else:
-        what = ". Usual causes: a mask, a scale, a dimension, a number format inside it."
     return f"{where} is the first block that returns another output for the same input{what}"
 
 
@@ -101,12 +108,13 @@ def _in_backward(comparison: Comparison, order: tuple[str, ...]) -> Iterator[str
     came = [diff for diff in comparison.gradients if diff.presence != "neither"]
     ordered = [diff for diff in came if diff.name.rpartition(".")[0] in places]
     ordered.sort(key=lambda diff: places[diff.name.rpartition(".")[0]])
-    wrong = [diff for diff in ordered if diff.verdict == "different"]
+    wrong = _different(ordered)
     if not any(diff.presence == "both" for diff in wrong):  # `_missing` names them
         return
     behind = ordered[ordered.index(wrong[-1]) + 1 :]
-    begin = f"The model returns the same{' and the loss is equal' if comparison.loss_equal else ''}"
-    usual = "" if comparison.loss_equal else f"{_LOSS}, "
+    begin, usual = "The model returns the same", f"{_LOSS}, "
+    if comparison.loss_equal:
+        begin, usual = f"{begin} and the loss is equal", ""
     if len(wrong) == 1 and len(came) > 1:
         yield f"{begin}; the gradient of {wrong[0].name} alone differs. Usual causes: {usual}{_BACKWARD}."
     elif behind:
@@ -206,8 +214,7 @@ def _hazards(comparison: Comparison, fired: Sequence[Hazard], causes_seen: str) 
     A block without a tensor that was compared (a shared queue, say) differs in the blocks around it alone. That a dry
     rerun departs names no cause, so it comes last.
     """
-    names = [diff.name for diff in comparison.all_diffs]
-    wrong = [diff.name for diff in comparison.all_diffs if diff.verdict == "different"]
+    names, wrong = _names(comparison.all_diffs), _names(_different(comparison.all_diffs))
     for hazard in sorted(fired, key=lambda hazard: hazard.rule == "departs"):
         blocks = [block for block in hazard.blocks if not re.search(rf"(?<![\w.]){re.escape(block)}\b", causes_seen)]
         around = [*blocks, *(unit for unit in comparison.candidate.spec.policy.blocks for block in blocks
@@ -219,9 +226,10 @@ def _hazards(comparison: Comparison, fired: Sequence[Hazard], causes_seen: str) 
 
 
 def _generators(comparison: Comparison) -> Iterator[str]:
-    moved = [diff.generator for diff in comparison.rng if not diff.equal]
-    default = [name for name in moved if name.startswith("torch ")]
-    others = [name for name in moved if not name.startswith("torch ")]
+    default, others = list[str](), list[str]()
+    for diff in comparison.rng:
+        if not diff.equal:
+            (default if diff.generator.startswith("torch ") else others).append(diff.generator)
     if others:
         yield (
             f"The recompute drew from {listed(others)} again: torch does not set this generator back, restore_rng does."
@@ -252,25 +260,26 @@ def _missing(comparison: Comparison) -> Iterator[str]:
 
 def _scaled(comparison: Comparison) -> Iterator[str]:
     """Gradients of the right direction and the wrong length, all by one factor."""
-    wrong = [diff for diff in comparison.gradients if diff.verdict == "different"]
+    wrong = _different(comparison.gradients)
     ratios = [diff.norm_ratio for diff in wrong if diff.norm_ratio and diff.cosine and diff.cosine > 1 - _STRAIGHT]
     if not ratios or len(ratios) < len(wrong):
         return
     factor = statistics.median(ratios)
     if max(ratios) - min(ratios) < _STRAIGHT * factor and abs(factor - 1) > _MEANT:
-        which = f"{len(wrong)} of {comparison.n_gradients} gradients ({listed([diff.name for diff in wrong])})"
+        which = f"{len(wrong)} of {comparison.n_gradients} gradients ({listed(_names(wrong))})"
         yield f"{which} are {factor:.4g} times the baseline's, in the same direction: a divisor, a scale, a sum."
 
 
 def _state(comparison: Comparison) -> Iterator[str]:
-    statistics = [change for change in comparison.state_changes if change.name in STATISTICS]
+    changes: dict[tuple[str, str], list[StateChange]] = defaultdict(list)
+    statistics: list[StateChange] = []
+    for change in comparison.state_changes:
+        (statistics if change.name in STATISTICS else changes[change.name, change.kind]).append(change)
     if statistics:
         where = listed(_blocks(statistics))
         yield f"Running statistics moved twice in {where}: once in forward, once in the recompute."
     yield from _carried(comparison)
-    other = [change for change in comparison.state_changes if change.name not in STATISTICS]
-    for name, kind in dict.fromkeys((change.name, change.kind) for change in other):
-        same = [change for change in other if (change.name, change.kind) == (name, kind)]
+    for (name, kind), same in changes.items():
         example = f"{same[0].after_forward} → {same[0].after_backward}"
         yield f"The recompute changed the {kind} {name} of {listed(_blocks(same))} a second time ({example})."
 
@@ -279,9 +288,8 @@ def _carried(comparison: Comparison) -> Iterator[str]:
     """State that differs after the step without a recorded change in backward: parameters, hooks, later steps."""
     changed = {f"{change.block}.{change.name}".lstrip(".") for change in comparison.state_changes}
     parameters = [diff for diff in comparison.parameters if not diff.trained]
-    wrong = [diff for diff in (*comparison.carried, *parameters) if diff.verdict == "different"]
-    names = list(dict.fromkeys(diff.name for diff in wrong if diff.name not in changed))
-    if names:
+    wrong = _names(_different((*comparison.carried, *parameters)))
+    if names := [name for name in dict.fromkeys(wrong) if name not in changed]:
         verb = "is" if len(names) == 1 else "are"
         yield f"After the step {listed(names)} of the candidate {verb} not what the baseline's {verb}."
 
@@ -312,10 +320,10 @@ def _what_is_left(comparison: Comparison) -> Iterator[str]:
 def _last_recomputed(comparison: Comparison) -> Iterator[str]:
     """The recomputed block with the last gradient that differs: backward computes it first."""
     came = [diff for diff in comparison.gradients if diff.presence != "neither"]
-    wrong = [diff.name for diff in came if diff.verdict == "different"]
+    wrong = _names(_different(came))
     blocks = [block for block in comparison.candidate.spec.policy.blocks if wrong and is_within(wrong[-1], block)]
     if blocks:
-        n_after = len(came) - 1 - [diff.name for diff in came].index(wrong[-1])
+        n_after = len(came) - 1 - _names(came).index(wrong[-1])
         after = f"; the {_n(n_after, 'gradient')} after it are equal" if n_after > 1 else ""
         yield (
             f"Look first at the recompute of {max(blocks, key=len) or 'the model'}. In the model's order {wrong[-1]} "
@@ -327,11 +335,11 @@ def _last_recomputed(comparison: Comparison) -> Iterator[str]:
 def _only_optimizer(comparison: Comparison) -> Iterator[str]:
     """Equal gradients and unequal parameters."""
     gradients = {diff.verdict for diff in (*comparison.gradients, *comparison.later_gradients)}
-    wrong = [diff for diff in comparison.parameters if diff.trained and diff.verdict == "different"]
+    wrong = _different(diff for diff in comparison.parameters if diff.trained)
     if not wrong or "different" in gradients or comparison.candidate.spec.policy.units:
         return
     same = "the same" if gradients <= {"bitwise equal"} else "within rounding"
-    where = listed([diff.name for diff in wrong])
+    where = listed(_names(wrong))
     what, usual = _step(wrong)
     usual = "" if comparison.optimizer_settings else usual
     yield f"The gradients are {same} and the step of {where} is not: {what}.{usual and f' Usual cause: {usual}.'}"
@@ -340,7 +348,7 @@ def _only_optimizer(comparison: Comparison) -> Iterator[str]:
 def _settings(comparison: Comparison) -> Iterator[str]:
     """Settings of two programs' optimizers that differ, whether two steps show it or not."""
     settings = comparison.optimizer_settings
-    if named := [f"{name} is {one} in the baseline and {other} in the candidate" for name, one, other in settings]:
+    if named := [f"{name} is {old} in the baseline and {new} in the candidate" for name, old, new in settings]:
         yield f"The optimizers differ: {listed(named)}."
 
 
@@ -379,8 +387,10 @@ def _looked_at(comparison: Comparison) -> str:
     if not comparison.n_carried:
         unseen.append("what the model remembers was not looked at")
     looked_at = f"Looked at and equal: {', '.join(checks)}." if checks else "Nothing beside the tensors was looked at."
+    if not unseen:
+        return looked_at
     unseen_text = " and ".join(unseen)
-    return f"{looked_at} {unseen_text[:1].upper()}{unseen_text[1:]}." if unseen else looked_at
+    return f"{looked_at} {unseen_text[0].upper()}{unseen_text[1:]}."
 
 
 def _n(number: int, what: str) -> str:

@@ -100,8 +100,8 @@ def _causes(run: Measurement, log: Allocations, row_of: Bytes) -> tuple[Bytes, B
         phase[span.first_tick : span.end_tick] = PHASES.index(span.phase)
     borders = [0, *(np.flatnonzero(np.diff(phase)) + 1).tolist(), len(phase)]
     for start, end in pairwise(borders):
-        known = np.where(cause[start:end] >= 0, np.arange(end - start), 0)
-        cause[start:end] = cause[start:end][np.maximum.accumulate(known)]
+        places = np.where(cause[start:end] >= 0, np.arange(end - start), 0)
+        cause[start:end] = cause[start:end][np.maximum.accumulate(places)]
     return phase, cause
 
 
