@@ -53,7 +53,7 @@ def patterns(comparison: Comparison) -> Iterator[str]:
             "normalisation or an augmentation, a padding, a token that is shifted."
         )
     elif forward.same and forward.n_compared and comparison.loss_equal is False:
-        yield (f"The model returns the same and the loss is another. Usual causes: {_LOSS}.")
+        yield f"The model returns the same and the loss is another. Usual causes: {_LOSS}."
     elif forward.same and forward.n_compared:
         yield from _in_backward(comparison, forward.order)
 
@@ -154,12 +154,7 @@ def causes(comparison: Comparison, fired: Sequence[Hazard] = ()) -> tuple[str, .
     """
     if comparison.verdict in ("bitwise equal", "not comparable"):
         return tuple(_nonfinite(comparison))
-    causes_seen = [
-        *_masks(comparison),
-        *_generators(comparison),
-        *_missing(comparison),
-        *_scaled(comparison),
-    ]
+    causes_seen = [*_masks(comparison), *_generators(comparison), *_missing(comparison), *_scaled(comparison)]
     causes_seen += [*patterns(comparison), *_state(comparison), *_late_reads(comparison)]
     causes_seen += _nonfinite(comparison)
     causes_seen += _hazards(comparison, fired, " ".join(causes_seen))
