@@ -250,7 +250,7 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": 15712, "plan": 119039, "engine": 143034, "jobs": 11248, "child_process": 3994,
+    "record": 15712, "plan": 118845, "engine": 143021, "jobs": 11248, "child_process": 3994,
     "view": 46956, "ui": 49286, "lab": 27056, "pipeline": 54746, "own_loop": 14886, "cli": 22288,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
@@ -283,9 +283,9 @@ def test_scripts_and_style_sheets_have_a_budget() -> None:
 
 
 MOST_PER_THOUSAND = {
-    "record": (41, 42, 0), "plan": (44, 93, 1), "engine": (34, 61, 2), "jobs": (28, 32, 0),
+    "record": (41, 42, 0), "plan": (43, 91, 1), "engine": (33, 61, 2), "jobs": (28, 32, 0),
     "child_process": (14, 12, 0), "view": (51, 77, 1), "ui": (55, 35, 1), "lab": (31, 64, 3),
-    "pipeline": (41, 82, 2), "own_loop": (30, 33, 0), "cli": (42, 30, 1),
+    "pipeline": (41, 82, 2), "own_loop": (30, 33, 0), "cli": (41, 30, 1),
 }  # fmt: skip
 """Conditional expressions, comprehensions, and comprehensions that hold one, in 1,000 lines of code: only downwards."""
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -345,7 +345,7 @@ VAGUE_NAMES = set(
     )
 )
 """Participles and pronouns: a name is a noun of the field. Fields of stored records keep the names they have."""
-MOST_VAGUE_NAMES = {"record": 2, "plan": 33, "engine": 17, "view": 3, "pipeline": 5, "own_loop": 4}
+MOST_VAGUE_NAMES = {"record": 2, "plan": 9, "engine": 17, "view": 2, "pipeline": 5, "own_loop": 4}
 """A ring's number goes down with every file that is rewritten, never up."""
 
 
