@@ -65,7 +65,7 @@ def fit_panel(state: ExploreState) -> None:
 def _rows(fit: Fit, *, is_under_way: bool) -> None:
     rows = {lever_text.title(row): row for row in (*fit.rows, *fit.combinations)}
     if not rows:
-        st.caption("Each lever stands here once it is played." if is_under_way else "No lever is left to show.")
+        st.caption("Levers appear here as they are played." if is_under_way else "No lever is left to show.")
         return
     frame([lever_text.row_cells(row, fit.as_is) for row in rows.values()], key="fit_rows", alt=VIEW)
     chosen = rows[st.selectbox("How to switch it on", list(rows), key="fit_lever") or next(iter(rows))]

@@ -178,7 +178,7 @@ def _desk(state: ExploreState, slots: Slots) -> None:
     elif state.job.id is not None:
         st.skeleton(height=400)
     else:
-        st.caption("The model was not read, so its blocks cannot be drawn; the reason stands at the right.")
+        st.caption("The model was not read, so its blocks cannot be drawn; the reason is on the right.")
 
 
 def _changes_charts(state: ExploreState, graph: ModelGraph) -> bool:

@@ -150,7 +150,7 @@ def _note(run: StoredRun) -> None:
     with horizontal("note_row", align="bottom"):
         note = st.text_input(
             "Note", run.note, key=f"note_{run.run_id}", max_chars=LONGEST_NOTE,
-            help="Why this run was made, what it showed. Stands in the list; a run file does not carry it.",
+            help="Why this run was made, what it showed. Shown in the list; a run file does not contain it.",
         )  # fmt: skip
         if st.button("Save note", icon=":material/edit_note:", key="save_note", disabled=note.strip() == run.note):
             do(lambda: backend.store().write_note(run.run_id, note.strip()), "Noted.", reorders=False)

@@ -17,7 +17,7 @@ class TourStep(Record):
 
 
 ON_GPT = "This step is about the small GPT."
-NOTHING_RAN = "Nothing ran, so there is nothing to compare yet. Press *Run*: the figures stand here when it ends."
+NOTHING_RAN = "Nothing ran, so there is nothing to compare yet. Press *Run*: the figures appear here when it ends."
 OFFER = "On a small GPT: see, guess, toggle, run, understand, take away a policy file."
 _ALL_STEPS = (
     TourStep(

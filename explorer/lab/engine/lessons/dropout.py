@@ -1,7 +1,7 @@
 """Dropout must draw the same mask again.
 
 Dropout throws away a random part of its input. A recomputed block draws its mask a second time, and backward believes
-that this is the mask forward used. If it is another mask, the gradient belongs to a net that never ran.
+that this is the mask forward used. If it is a different mask, the gradient belongs to a net that never ran.
 
 torch therefore takes a snapshot of the random generator before each block and puts it back for the rerun
 (preserve_rng_state). Run without it first, then with it, and compare masks, gradients and loss.

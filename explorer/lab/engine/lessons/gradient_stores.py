@@ -65,7 +65,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
         f"The stores hold {n_stored} gradients for {len(expected)} parameters: "
         f"{'the segments share weights' if shared else 'no name appears twice'}.",
         outcome_sentence(rows[2]),
-        outcome_sentence(rows[3], "the same numbers, summed in another order" if shared else ""),
+        outcome_sentence(rows[3], "the same numbers, summed in a different order" if shared else ""),
         outcome_sentence(rows[4], "it keeps the share of one segment" if shared else "nothing is written twice"),
     )
     return Answer(rows, chart, findings)
