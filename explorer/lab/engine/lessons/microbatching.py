@@ -4,8 +4,8 @@ Pipelines and gradient accumulation cut the batch into microbatches; checkpointi
 result differs from the full batch, checkpointing is easily blamed.
 
 Three runs tell them apart: the full batch, microbatches without recompute, and microbatches with recompute. BatchNorm
-normalises with the numbers of its own microbatch, and dropout draws its masks in a different order. Neither has anything
-to do with recomputing. Microbatch gradients are weighted by size, so uneven ones count fairly.
+normalises with the numbers of its own microbatch, and dropout draws its masks in a different order. Neither has
+anything to do with recomputing. Microbatch gradients are weighted by size, so uneven ones count fairly.
 """
 
 from __future__ import annotations
