@@ -94,6 +94,7 @@ class _Saved:
 
     def __init__(self, tensor: Tensor, on_host: _OnHost | None = None) -> None:
         self._on_host, self._version = on_host, tensor._version
+        self._bits = tensor.is_conj(), tensor.is_neg()
         with _disable_current_modes():  # these are no operators of the model
             # Detached, because an output and the operation that saves it would hold each other. Versions are shared.
             self._tensor = tensor.detach()
@@ -104,7 +105,7 @@ class _Saved:
         """The tensor on its device. Raises RuntimeError after a change in place, as autograd does without hooks."""
         here, version = self._tensor, self._tensor._version
         if self._on_host is not None:
-            here = self._on_host.tensor()
+            here = _with_bits(self._on_host.tensor(), *self._bits)
         if version != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -135,12 +136,11 @@ def offload_saved(modules: Sequence[nn.Module], out: Out | None = None, name: st
         storage = tensor.untyped_storage()
         if storage._cdata in parameters or any(isinstance(owner, nn.Parameter) for owner in (tensor, tensor._base)):
             return _Saved(tensor)
-        bits = (tensor.is_conj(), tensor.is_neg(), tensor._version)
-        key = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, *bits)
+        key = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
         owner, copy = copies.get(key, (None, None))
         on_host = copy() if copy is not None and owner is not None and owner() is storage else None
         if on_host is None:  # a new tensor, or an address that was handed out again
-            small = unexpanded(tensor)
+            small = _with_bits(unexpanded(tensor), False, False)
             back = copy_out(small)
             if back is None:
                 return _Saved(tensor)
@@ -158,6 +158,16 @@ def offload_saved(modules: Sequence[nn.Module], out: Out | None = None, name: st
             f"{name} is offloaded and calls torch.func, which refuses saved tensor hooks, by which tensors move. "
             "Keep the block, or call torch.autograd.grad(..., create_graph=True) there."
         ) from error
+
+
+def _with_bits(tensor: Tensor, is_conj: bool, is_neg: bool) -> Tensor:
+    """The bytes of `tensor`, read as conjugated and negated or not.
+
+    A tensor crosses without these bits: torch would apply them on the host, perhaps before the copy is there.
+    """
+    if tensor.is_conj() != is_conj:
+        tensor = tensor.conj()
+    return torch._neg_view(tensor) if tensor.is_neg() != is_neg else tensor
 
 
 def _has_bytes_of_its_own(tensor: Tensor) -> bool:

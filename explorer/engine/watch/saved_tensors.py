@@ -75,8 +75,7 @@ class SavedTensors:
         if len(numbers) != 1:
             return detached
         shape, stride = tuple(tensor.shape), tensor.stride()
-        bits = (tensor.is_conj(), tensor.is_neg(), tensor._version)
-        view = (numbers[0], tensor.storage_offset(), shape, stride, tensor.dtype, *bits)
+        view = (numbers[0], tensor.storage_offset(), shape, stride, tensor.dtype, tensor._version)
         n_bytes = tensor.element_size()
         for size, step in zip(shape, stride):
             n_bytes *= size if step else min(size, 1)

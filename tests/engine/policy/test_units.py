@@ -334,13 +334,18 @@ def test_tensors_whose_bytes_lie_in_others_stay(kind: str) -> None:
     assert x.grad is not None and torch.allclose(x.grad, x.exp()) and lane.out_bytes == [x.nbytes]
 
 
-def test_a_tensor_and_its_conjugate_are_two() -> None:
-    x = torch.randn(4, dtype=torch.complex64, requires_grad=True)
-    for out in (None, Lane()):
+def test_a_tensor_its_conjugate_and_its_negative_share_bytes_on_the_host() -> None:
+    x, lane = torch.randn(4, dtype=torch.complex64, requires_grad=True), Lane()
+    for out in (None, lane):
         with offload_saved([], out):
             y = x * 1j
             (y.square() * y.conj().square()).real.sum().backward()
     assert x.grad is not None and torch.allclose(x.grad, 2 * 4 * x.detach().abs().square() * x.detach())
+    assert lane.out_bytes == [y.nbytes] * 3, "y and both squares"
+    lane.out_bytes.clear()
+    with offload_saved([], lane):
+        (y.imag.sin() * y.conj().imag.sin()).sum()
+    assert lane.out_bytes == [y.nbytes // 2] * 3
 
 
 def test_a_weight_of_another_module_stays_too() -> None:
