@@ -32,6 +32,7 @@ from explorer.record.measurement import Measurement
 
 __all__ = ["check_cuda_build", "steps_on_card"]
 MOST_STEPS = 10
+_ZEROS = "Values are zeros on an imaginary card: an error about values need not come on a real one."
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--no-python")
 
 
@@ -116,6 +117,7 @@ def main(folder: str, request: str, script: str, *arguments: str) -> None:
 
 def _run(script: Path, arguments: Sequence[str], n_steps: int | None) -> StepsOnCard:
     """Runs `script` for `n_steps` steps, or until its peak repeats. Errors of the script pass through."""
+    from explorer.engine.imaginary.checks_of_one import checks_of_one
     from explorer.engine.imaginary.objects import broadcast_objects
     from explorer.engine.imaginary.value_branches import value_branches
     from explorer.own_loop.script import ScriptUnderWatch  # torch, like all that comes with it
@@ -137,7 +139,7 @@ def _run(script: Path, arguments: Sequence[str], n_steps: int | None) -> StepsOn
         steps = range(1, (n_steps or MOST_STEPS) + 1)
         watched = ScriptUnderWatch(script, at=steps, on_oom=oom, files="", log=step_ended)
         try:
-            with broadcast_objects(), value_branches() as result.branches:
+            with broadcast_objects(), checks_of_one(), value_branches() as result.branches:
                 watched.run(arguments)
         except _Enough:
             pass
@@ -148,6 +150,7 @@ def _run(script: Path, arguments: Sequence[str], n_steps: int | None) -> StepsOn
             if not is_out_of_memory(error):
                 if result.decided:
                     print(result.decided, file=sys.stderr)
+                error.add_note(_ZEROS)
                 raise
             result.refusal = message_of(error)
         for path in Path(folder).glob("*.explorer"):

@@ -65,23 +65,43 @@ DECIDED = (
     "torch.where(loss > 0)", "rows[rows > 0]", "rows[0, rows[0] > 0]", "rows.masked_select(rows > 0)",
     "torch.unique(rows)", "rows.unique()", "torch.bincount(rows[0].long())", "torch.argwhere(rows)",
     "rows.repeat_interleave(rows[:, 0].long(), 0)", "torch.equal(rows, rows)", "rows.allclose(rows)",
+    "if loss.item() < 1: pass", "pairs.coalesce()", "rare.step()", "newton.step(lambda: rows.sum())",
 )  # fmt: skip
+"""The last two decide in a file of torch: SparseAdam gathers equal rows, LBFGS ends at a gradient of zero."""
 OPEN = (
     "loss.item()", "rows[0], rows[..., 1:], rows[None]", "torch.where(loss > 0, loss, 0.0)",
     "rows.repeat_interleave(2)", "rows[rows[:, 0].long()]", "rows[rows > 0] = 0", "torch.unique(torch.ones(3))",
+    "if step % 1 == 0: print(f'loss {loss.item():.4f}')", "if step < 9 and rows[0: 1].sum() is not None: float(loss)",
 )  # fmt: skip
+BEFORE = (
+    "rows = torch.zeros(4, 4, device=loss.device)",
+    "table, weight = (nn.Parameter(torch.zeros(4, 4, device=loss.device)) for _ in range(2))",
+    "newton, rare = torch.optim.LBFGS([weight]), torch.optim.SparseAdam([table])",
+    "weight.grad = torch.zeros_like(weight)",
+    "pairs = torch.sparse_coo_tensor([[0, 0]], torch.zeros(2, 4), (4, 4), device=loss.device)",
+    "table.grad = pairs",
+)
 
 
 @has_cuda_build
 def test_lines_that_branch_on_values_are_named(tmp_path: Path) -> None:
-    lines = ("rows = torch.zeros(4, 4, device=loss.device)", *DECIDED, *OPEN)
-    script = SCRIPT + "".join(f"    {line}\n" for line in lines)
-    first = 2 + SCRIPT.count("\n")
+    script = SCRIPT + "".join(f"    {line}\n" for line in (*BEFORE, *DECIDED, *OPEN))
+    first = 1 + len(BEFORE) + SCRIPT.count("\n")
     ran = explorer(tmp_path, "--card", "h100", "--steps", "2", "train.py", "--", "8", script=script)
     assert ran.returncode == 0, ran.stderr[-3000:]
     places = [line.strip().partition(": ")[0] for line in ran.stdout.splitlines() if line.startswith("  train.py:")]
     assert "decide by values" in ran.stdout and ran.stdout.count(" reserved\n") == 2
     assert places == [f"train.py:{first + n}" for n in range(len(DECIDED))]
+
+
+@has_cuda_build
+def test_an_error_of_a_script_says_that_values_are_zeros(tmp_path: Path) -> None:
+    script = SCRIPT + "    assert model[0][0].weight.abs().sum().item() > 0, 'no weights'\n"
+    ran = explorer(tmp_path, "--card", "h100", "train.py", "--", "8", script=script)
+    assert ran.returncode == 1 and "no weights" in ran.stderr
+    assert ran.stderr.rstrip().endswith(
+        "Values are zeros on an imaginary card: an error about values need not come on a real one."
+    )
 
 
 @has_cuda_build

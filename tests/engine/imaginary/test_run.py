@@ -128,8 +128,20 @@ CHECKS = {
     "all": "(x > 1).all()", "isfinite": "torch.isfinite(x[0, 0])", "all finite": "torch.isfinite(x).all()",
     "equal": "torch.equal(x, x)", "allclose": "torch.allclose(x, x)", "any": "torch.isnan(x).any()",
     "not finite": "~torch.isfinite(x[0, 0])", "compared": "x[0, 0] == 0", "later": "(held, x + 1)[0]",
+    "least": "x.min() >= 0", "least later": "(x.min(), x + 1)[0] >= 0",
 }  # fmt: skip
-PASS = {"all", "isfinite", "all finite", "equal", "allclose"}
+PASS = {"all", "isfinite", "all finite", "equal", "allclose", "least"}
+OF_ONE = {
+    "all": "(one > 1).all()", "function": "torch.all(one > 1)", "finite": "torch.isfinite(one).all()",
+    "any": "(one > 1).any()", "isnan": "torch.isnan(one).any()", "of no axis": "(one[0] > 1).all()",
+    "true": "torch._is_all_true(one == one)",
+}  # fmt: skip
+DRAWN = (
+    "Categorical(row.softmax(-1))", "Categorical(logits=row)", "Normal(row, row.exp())", "Normal(0.0, row)",
+    "Normal(one, one)", "MultivariateNormal(row, torch.eye(4, device='cuda'))", "Bernoulli(row.sigmoid())",
+    "Beta(row.exp(), row.exp())", "Dirichlet(row.exp())", "Gamma(one, one)", "Uniform(one, one + 1)", "Poisson(one)",
+)  # fmt: skip
+"""Policies and codes of one example, of `torch.distributions`: each is sampled, and the sample has a probability."""
 ARE_CHECKED = (
     "torch.distributions.Normal(x, x).rsample()", "torch.distributions.Categorical(logits=x).sample()",
     "torch.distributions.Dirichlet(x).rsample()", "x.repeat_interleave(x[0].long(), 0)", "torch.linalg.eig(x)",
@@ -143,6 +155,20 @@ def test_checks_that_values_are_valid_pass() -> None:
     lines += [f"out[{name!r}] = bool({check})" for name, check in CHECKS.items()]
     seen = values_on(parse_card("h100"), "\n".join([*lines, *ARE_CHECKED]))
     assert {name for name, passed in seen.items() if passed} == PASS
+
+
+@has_cuda_build
+def test_checks_of_one_example_pass_too() -> None:
+    lines = [
+        "from explorer.engine.imaginary.checks_of_one import checks_of_one",
+        "row, one, held = torch.rand(1, 4, device='cuda'), torch.rand(1, device='cuda'), checks_of_one()",
+        "held.__enter__()",
+    ]
+    lines += [f"out[{name!r}] = bool({check})" for name, check in OF_ONE.items()]
+    for made in DRAWN:
+        lines.append(f"d = torch.distributions.{made}; out[{made!r}] = bool(d.log_prob(d.sample()).isfinite().all())")
+    seen = values_on(parse_card("h100"), "\n".join(lines))
+    assert {name for name, passed in seen.items() if passed} == {*OF_ONE, *DRAWN} - {"any", "isnan"}
 
 
 MATRICES = (

@@ -48,5 +48,5 @@ Status take(int device, size_t bytes);   /* accounts memory of the card */
 void release(int device, size_t bytes);
 size_t free_bytes(int device);
 Status copy(void *to, const void *from, size_t bytes);
-extern unsigned long n_launches, last_conjunction;
+extern unsigned long n_launches, last_conjunction, last_minimum;
 #endif

@@ -6,7 +6,8 @@
    3. A copy to the card keeps its value in a table beside the card, by its address. Kernels write nothing, so a value is
       believed for `BELIEVED` launches only: later a kernel may have written over it. All other reads give zeros.
    4. But a boolean that is read right after a conjunction is true: torch and scripts check values in this way, and a
-      check that fails ends the script (`not valid.all()` in torch.distributions, `not isfinite(loss)`). */
+      check that fails ends the script (`not valid.all()` in torch.distributions, `not isfinite(loss)`). So is one that
+      compares a minimum, as torch.normal does (`std.min().ge(0)`). */
 #define _GNU_SOURCE
 #include "imaginary.h"
 #include <pthread.h>
@@ -26,7 +27,7 @@ static size_t n_ranges, room;
 static char *next[MOST_CARDS];
 static size_t used[MOST_CARDS];
 static Value values[VALUES];
-unsigned long n_launches, last_conjunction;
+unsigned long n_launches, last_conjunction, last_minimum;
 
 static size_t share(void) { return arena_bytes / MOST_CARDS / GRAIN * GRAIN; }
 
@@ -135,6 +136,8 @@ static void keep(const void *address, const void *value, size_t bytes) {
     *kept = (Value){copied ? address : NULL, bytes, n_launches, copied};
 }
 
+static int is_check(void) { return last_conjunction == n_launches || (last_minimum && last_minimum + 1 == n_launches); }
+
 Status copy(void *to, const void *from, size_t bytes) {
     int to_card = device_of(to) >= 0, from_card = device_of(from) >= 0;
     if (!bytes || to == from) return SUCCESS;
@@ -142,7 +145,7 @@ Status copy(void *to, const void *from, size_t bytes) {
     const void *value = from_card ? value_at(from, bytes) : from;
     if (to_card) keep(to, value, bytes);
     else if (value) memmove(to, value, bytes);
-    else memset(to, bytes == 1 && last_conjunction == n_launches, bytes);
+    else memset(to, bytes == 1 && is_check(), bytes);
     pthread_mutex_unlock(&lock);
     return SUCCESS;
 }
