@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import NamedTuple, get_args
 
@@ -30,8 +31,9 @@ RECOMPUTE, OFFLOAD = "recompute", "offload"
 ATTENTION = "attn_implementation"
 """Argument of a factory, and setting of a Hugging Face configuration, that chooses the attention."""
 SDPA = "sdpa"
-SEGMENTS = "expandable_segments"
-"""The setting of CUDA's allocator that leaves the least memory between blocks in most steps."""
+SEGMENTS, MAX_SPLIT = "expandable_segments", "max_split_size_mb"
+ALLOCATOR = {SEGMENTS: "True", MAX_SPLIT: "128"}
+"""Settings of CUDA's allocator that lower what is reserved between blocks, and their values."""
 BUDGETS = "Give a size or a share of the peak of the step as it is, such as 8GiB or 70%."
 POLICIES = (RECOMPUTE, OFFLOAD)
 """Levers that set the policy of a step: a combination adds recompute by itself."""
@@ -134,11 +136,11 @@ def _freeze(spec: RunSpec, parts: Parts) -> RunSpec | None:
     return replace(spec, frozen=parts.all_but_last)
 
 
-def _segments(spec: RunSpec, parts: Parts) -> RunSpec | None:
+def _setting(name: str, spec: RunSpec, parts: Parts) -> RunSpec | None:
     card = spec.card
-    if card is None or SEGMENTS in card.options:
+    if card is None or name in card.options:
         return None
-    options = ",".join(filter(None, (card.options, f"{SEGMENTS}:True")))
+    options = ",".join(filter(None, (card.options, f"{name}:{ALLOCATOR[name]}")))
     return replace(spec, card=replace(card, options=options))
 
 
@@ -156,13 +158,11 @@ PEFT = (
     'model = peft.get_peft_model(model, peft.LoraConfig(r={rank}, target_modules=r"{targets}"), '
     "autocast_adapter_dtype=False)"
 )
+SETTINGS = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "{options}"  # before torch is imported'
 LEVERS = (
+    Lever(SEGMENTS, "allocator", "allocator with expandable segments", partial(_setting, SEGMENTS), SETTINGS),
     Lever(
-        SEGMENTS,
-        "allocator",
-        "allocator with expandable segments",
-        _segments,
-        'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "{options}"  # before torch is imported',
+        MAX_SPLIT, "allocator", "allocator that splits no block from 128 MiB", partial(_setting, MAX_SPLIT), SETTINGS
     ),
     Lever(
         OFFLOAD,

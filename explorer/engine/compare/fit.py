@@ -211,8 +211,11 @@ class Player:
             return LeftOut(lever=title, reason=error.sentence)
 
     def saves(self, row: LeverRow) -> bool:
-        """Whether the step under the row needs less memory."""
-        return row.step.needed_bytes < self.as_is.needed_bytes
+        """Whether the step under the row needs less memory, or fits where the step as it is does not.
+
+        On a full card the allocator returns cached blocks, so a setting may fit there and reserve more without end.
+        """
+        return row.step.needed_bytes < self.as_is.needed_bytes or row.step.fits > self.as_is.fits
 
     def saves_nothing(self, row: LeverRow) -> LeftOut:
         """Why a row that does not save is not offered alone."""

@@ -82,7 +82,7 @@ class Judge:
             if not units:
                 return Judgement(reason=note)
         changed = levers.under(small, row.levers, self._parts, policy)
-        if changed == small and row.levers == (levers.SEGMENTS,):
+        if changed == small and levers.ALLOCATOR.keys() >= set(row.levers):
             return Judgement(effect="bitwise", reason="The program stays as it is; only addresses change.")
         if changed == small:
             return Judgement(reason="The judged model has nothing that the lever changes.")

@@ -17,7 +17,7 @@ from explorer.engine.compare.fit import Player, fit
 from explorer.engine.compare.fit_judge import Judge, SpecBaseline
 from explorer.errors import BadInput
 from explorer.plan import levers
-from explorer.plan.card.cards import capacity_bytes, parse_card
+from explorer.plan.card.cards import CARDS, capacity_bytes, parse_card
 from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.fit import Effect, Fit, Judgement, LeverRow, PlayedStep
 from explorer.record.graph import ModelRef
@@ -141,7 +141,7 @@ BY_TENSORS = ("adamw8bit", "qlora", "offload")
 """Levers whose kernels take memory of their own on a CPU: only their tensors are compared."""
 NOT_CHANGED = {("resnet", "lora"), ("resnet", "qlora")}
 """The only Linear of a ResNet is its last layer."""
-LEVERS = [lever for lever in levers.LEVERS if lever.key not in ("attention", levers.SEGMENTS)]
+LEVERS = [lever for lever in levers.LEVERS if lever.key not in ("attention", *levers.ALLOCATOR)]
 
 
 @pytest.mark.slow
@@ -251,16 +251,32 @@ def test_the_form_of_the_optimizer_rounds_and_another_optimizer_differs() -> Non
     assert other.verdict == "different" and all(diff.bitwise for diff in other.gradients)
 
 
-def test_settings_of_the_allocator_are_played_on_the_same_timeline() -> None:
+@pytest.mark.parametrize(("key", "options"), [
+    (levers.SEGMENTS, "expandable_segments:True"), (levers.MAX_SPLIT, "max_split_size_mb:128"),
+])  # fmt: skip
+def test_settings_of_the_allocator_are_played_on_the_same_timeline(key: str, options: str) -> None:
     spec = spec_of("mlp", card=parse_card("24GiB", "", ""))
     player = Player(spec, None, silent)
-    changed = levers.under(spec, (levers.SEGMENTS,), player.parts)
-    assert changed.card is not None and changed.card.options == "expandable_segments:True"
+    changed = levers.under(spec, (key,), player.parts)
+    assert changed.card is not None and changed.card.options == options
     fast, whole = player._played(changed), measure_without_data(changed)
     assert fast.card is not None and whole.card is not None and fast.spec == changed
     assert fast.card == replace(whole.card, other_settings=())
-    row = LeverRow(levers=(levers.SEGMENTS,), step=levers.played_step(fast, player.limit_bytes))
+    row = LeverRow(levers=(key,), step=levers.played_step(fast, player.limit_bytes))
     assert Judge(spec_of("mlp"), silent).judged(row).judgement.effect == "bitwise"
+
+
+def test_a_setting_that_makes_the_step_fit_is_offered_though_it_would_reserve_more_without_end() -> None:
+    """On the full card, the blocks that the setting left whole return to the driver."""
+    arguments = {"width": 512, "length": 512, "batch": 16, "n_layers": 6, "n_heads": 8}
+    model = ModelRef(target="sample_models/gpt.py", size="small", arguments=arguments)
+    card = replace(CARDS["h100"], total_bytes=3800 << 20, taken_bytes=0)
+    player = Player(RunSpec(model=model, card=card), None, silent)
+    changed = player._played(levers.under(player.spec, (levers.MAX_SPLIT,), player.parts))
+    step = player._step(changed)
+    assert step.fits and not player.as_is.fits and step.needed_bytes > player.as_is.needed_bytes
+    assert player.saves(LeverRow(levers=(levers.MAX_SPLIT,), step=step))
+    assert not player.saves(LeverRow(levers=(levers.MAX_SPLIT,), step=replace(step, fits=False)))
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def words():
     return nn.Sequential(*hidden, nn.Linear(64, 30)), batch, F.cross_entropy
 """
 IN_THE_LOOP = ("for part", "with torch.autocast", "loss = ")
-NOT_HERE = (levers.SEGMENTS, levers.OFFLOAD, "adamw8bit", "qlora", "attention")
+NOT_HERE = (*levers.ALLOCATOR, levers.OFFLOAD, "adamw8bit", "qlora", "attention")
 """Lines for a GPU, or for packages that the tests do not need; the attention takes an argument of a factory."""
 
 
