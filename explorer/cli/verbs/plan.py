@@ -123,8 +123,8 @@ def plan(
     wish.check(spec)
     if spec.ranks is not None and (recorded is not None or not step.predict):
         raise BadInput("A plan for ranks is made of a model's prediction.", hint="Name a model, and add --predict.")
-    if wish.bytes_a_second and (spec.ranks is not None or recorded is not None):
-        raise BadInput("Offload is planned for a model in one process.", hint="Leave --offload out, or name a model.")
+    if wish.bytes_a_second:
+        _refuse_offload(on_ranks=spec.ranks is not None, is_recorded=recorded is not None)
     check_writable(wish.out)
     others: list[RankOffer] = []
     if recorded is not None:
@@ -154,6 +154,16 @@ def plan(
             print_or_write(_policy_text(chosen, first, run, graph), wish.out)
     if not met:
         raise typer.Exit(DIFFERENT)
+
+
+def _refuse_offload(*, on_ranks: bool, is_recorded: bool) -> None:
+    if on_ranks:
+        raise BadInput("Offload is planned for one process, not for ranks.", hint="Leave --offload or --ranks out.")
+    if is_recorded:
+        raise BadInput(
+            "A recorded step does not say what autograd saves, from which offload is planned.",
+            hint="Leave --offload out, name a model, or call explorer.auto_policy(..., offload=True) in the script.",
+        )
 
 
 def _planned(

@@ -125,7 +125,7 @@ def accumulate_gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tens
     trainee.model.zero_grad(set_to_none=True)
     n_microbatches = trainee.spec.n_accumulation
     losses = []
-    with _host(trainee.spec.policy):
+    with host_of(trainee.spec.policy):
         for inputs, targets in trainee.microbatches():
             on_phase("forward")
             loss = _loss(trainee, inputs, targets)
@@ -139,7 +139,7 @@ def accumulate_gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tens
     return losses
 
 
-def _host(policy: Policy) -> AbstractContextManager[None]:
+def host_of(policy: Policy) -> AbstractContextManager[None]:
     """On the CPU, memory that the offloaded units of `policy` move their tensors to."""
     if all(unit.action != "offload" for unit in policy.units):
         return nullcontext()

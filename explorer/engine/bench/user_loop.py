@@ -113,9 +113,9 @@ class LoopRecording:
 
     measurement: Measurement
 
-    def __init__(self, model: nn.Module, optimizers: Optimizers, where: str) -> None:
+    def __init__(self, model: nn.Module, optimizers: Optimizers, where: str, *, notes_saved: bool = False) -> None:
         """Raises BadInput for a model on another device than cpu or cuda, and for what is no optimizer."""
-        self._model, self._where = model, where
+        self._model, self._where, self._notes_saved = model, where, notes_saved
         self.optimizers = each_optimizer(optimizers)
         """Optimizers of the loop. Those that hold parameters of the model, or step during the record, join them."""
         self.device: Device = device_of(device_of_model(model))
@@ -143,6 +143,10 @@ class LoopRecording:
         segments = segment_heads(self._policy)
         self._tracker = _LoopTracker(self._model, self.device.torch, before, segments=segments)
         self._recording = Recording(self._model, self._tracker, self.device)
+        if self._notes_saved:
+            from explorer.engine.watch.saved_tensors import SavedTensors  # few steps need it
+
+            self._recording.saved = SavedTensors(self._tracker)
         with ExitStack() as opened:
             opened.enter_context(before_compiled(self._step_aside))
             self._texts = opened.enter_context(_shown_warnings())

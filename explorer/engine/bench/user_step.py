@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
 from explorer.engine.bench.bench import Bench, Readings, Step, checkpoint_cost
-from explorer.engine.bench.step import OnPhase
+from explorer.engine.bench.step import OnPhase, host_of
 from explorer.engine.bench.user_loop import LoopRecording
 from explorer.engine.device.device import device_of, device_of_model
 from explorer.engine.device.memory_limit import machine_memory_limit
@@ -40,14 +40,16 @@ N_TIMED = 3
 class UserSteps:
     """Training steps of `model` by `step()`. The context manager restores all state on exit."""
 
-    def __init__(self, model: nn.Module, step: Callable[[], object], where: str) -> None:
-        """Raises BadInput if the model already has a policy, or is neither on cpu nor on cuda."""
+    def __init__(self, model: nn.Module, step: Callable[[], object], where: str, *, notes_saved: bool = False) -> None:
+        """`notes_saved`: a step that keeps everything notes what autograd saves, as plans with offload need it.
+
+        Raises BadInput if the model already has a policy, or is neither on cpu nor on cuda."""
         if policy_of(model).units:
             raise BadInput(f"The model of {where} carries a policy already.", hint="Undo it first: handle.undo().")
         self._model, self._step, self._where = model, step, where
         self._device = device_of(device_of_model(model))
         self._bench = Bench(model, announced(model, self._take), self._device.clock())
-        self._inputs = ""
+        self._inputs, self._notes_saved = "", notes_saved
         self.n_steps = 0
         """Real steps so far. A step that ends after its forward counts too."""
 
@@ -88,11 +90,12 @@ class UserSteps:
         def two_steps() -> None:
             self._take()
             self._device.release()
-            recordings.append(LoopRecording(self._model, None, self._where))
+            notes_saved = self._notes_saved and not policy.units
+            recordings.append(LoopRecording(self._model, None, self._where, notes_saved=notes_saved))
             with recordings[0]:
                 self._take()
 
-        with apply_policy(self._model, policy):
+        with apply_policy(self._model, policy), host_of(policy):
             try:
                 return recordings[0].measurement if self._fits(two_steps) else None
             except CheckpointError as error:
@@ -121,7 +124,7 @@ class UserSteps:
 
         def steps() -> None:
             for policy, of_policy in list(zip(policies, readings)) * N_TIMED:
-                with apply_policy(self._model, policy):
+                with apply_policy(self._model, policy), host_of(policy):
                     of_policy.steps.append(self._bench.time())
 
         times = [of_policy.times(self._bench.clock.name) for of_policy in readings] if self._fits(steps) else []

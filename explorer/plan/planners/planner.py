@@ -131,7 +131,7 @@ class Planner:
         """
         other, units = copy.copy(self), offloading(self._graph)
         if sentence := not_covered(Policy(units=tuple(units)), self._baseline):
-            raise BadInput(sentence, hint="Name a model, or leave offload out.")
+            raise BadInput(sentence, hint="Leave offload out, or name another step.")
         other._host_bandwidth, other._looks_inside = host_bandwidth, False
         other._among = [*(self._among or self._default_units(every_stretch=False)), *units]
         other._make_programs()

@@ -85,8 +85,18 @@ def not_covered(policy: Policy, run: Measurement | None = None) -> str:
     if parts:
         return f"The forecast does not cover {listed(parts)}: press Run."
     if offloaded and run is not None and (run.allocations is None or not run.allocations.saves.entry):
-        return "Offload is predicted from a step that keeps everything and notes what autograd saves: measure one."
+        return f"Offload is predicted from what autograd saves with everything kept, and {_no_saves(run)}."
     return ""
+
+
+def _no_saves(run: Measurement) -> str:
+    """Why `run` does not say what autograd saves."""
+    if run.spec.policy.units:
+        return "this step recomputes blocks: measure one that keeps everything"
+    if run.origin == "recorded":
+        auto_policy = "explorer.auto_policy(..., offload=True)"
+        return f"a step of your own loop shows it to {auto_policy} alone, if one backward reads it"
+    return "this step has none of it, or two backwards read it: press Run"
 
 
 def _overlap(policy: Policy) -> bool:

@@ -39,12 +39,24 @@ def peak_caveats(run: Measurement) -> tuple[str, ...]:
         "written, and a compiled step has another peak."
     )
     sentences = [as_written] if run.ran_as_written else []
+    sentences.append(stayed_on_cpu(run))
     sentences += [_workspaces(run), _unwatched(run), _left(run), bytes_outside(run)]
     if run.ran_compiled:
         sentences.insert(0, COMPILED)
     else:
         sentences += [_unattributed(run), _of_the_library(run, log.ops), _one_draw(run)]
     return tuple(filter(None, sentences))
+
+
+def stayed_on_cpu(run: Measurement) -> str:
+    """A sentence on offloaded blocks of a script's own step on a CPU, where nothing moves; empty if there are none."""
+    blocks = tuple(fqn for unit in run.spec.policy.units if unit.action == "offload" for fqn in unit.blocks)
+    if not blocks or run.origin != "recorded" or run.spec.device != "cpu" or run.peaks.offloaded_peak_bytes:
+        return ""
+    return (
+        f"The policy offloads {some(blocks)}, and on a CPU nothing moves: the step held what it holds with them kept. "
+        "Record it on a GPU, or by `run --card h100` on the imaginary card."
+    )
 
 
 COMPILED = (

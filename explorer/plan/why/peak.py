@@ -177,12 +177,14 @@ def _by_itself(case: PeakCase) -> str:
 
 def _without_effect(case: PeakCase) -> str:
     costs = case.candidate.blocks
-    idle = [fqn for fqn in case.named if not any(cost.n_recompute for cost in costs if is_within(cost.fqn, fqn))]
+    units = case.candidate.spec.policy.units
+    again = [fqn for unit in units if unit.action != "offload" for fqn in unit.blocks]
+    idle = [fqn for fqn in again if not any(cost.n_recompute for cost in costs if is_within(cost.fqn, fqn))]
     if not costs or not idle:
         return ""
     uncalled = [fqn for fqn in idle if fqn in case.candidate.by_fqn and not case.candidate.by_fqn[fqn].n_forward]
     why = f" {some(uncalled)} never ran at all." if uncalled else " Backward needed nothing from there."
-    if len(idle) == len(case.named):
+    if len(idle) == len(again) == len(case.named):
         return f"The policy had no effect: none of its blocks ran forward again.{why}"
     return f"The policy had no effect on {some(idle)}: no second forward.{why}"
 
