@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.device import current_rank, path_of_rank
 from explorer.engine.device.memory_limit import clear_frames
@@ -34,6 +33,7 @@ from explorer.engine.model.loaded import REFUSES_HOOKS
 from explorer.engine.policy.apply import PolicyHandle, apply_policy, policy_of
 from explorer.engine.policy.several_models import SeveralModels
 from explorer.engine.policy.units import is_recomputing
+from explorer.engine.state.bits import tensor_leaves
 from explorer.engine.state.rng import RngState
 from explorer.engine.watch.state_changes import tensors_in
 from explorer.errors import BadInput, ExplorerError, message_of
@@ -285,7 +285,7 @@ class Healer:
         """
         if any(kwargs.get(name) for name in ("retain_graph", "create_graph", "inputs")) or any(args[2:]):
             raise NotHealed("a backward that keeps its graph, or is limited to some inputs, is not repeated")
-        roots = [tensor for tensor in tree_leaves(args[:1] or kwargs.get("tensors")) if isinstance(tensor, Tensor)]
+        roots = tensor_leaves(args[:1] or kwargs.get("tensors"))
         by_node = {reached: (call, i) for call in self._calls for i, reached in enumerate(call.outputs)}
         parameters = {id(parameter) for parameter in self._model.parameters()}
         outputs: list[tuple[ForwardCall, int]] = []

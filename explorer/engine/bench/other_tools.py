@@ -17,6 +17,7 @@ from explorer.engine.model.conditions import under_conditions
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming
 from explorer.engine.policy.apply import apply_policy
+from explorer.engine.state.bits import tensor_leaves
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.state.rng import seed_everything
 from explorer.engine.watch.scopes import looking_at_saved
@@ -79,7 +80,7 @@ def _picture(model: nn.Module, block: str, args: Any, kwargs: Any, *, show_saved
     seed_everything(0)
     with torch.enable_grad(), looking_at_saved(note):
         output = module(*args, **kwargs)
-    outputs = tuple(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.grad_fn is not None)
+    outputs = tuple(leaf for leaf in tensor_leaves(output) if leaf.grad_fn is not None)
     if not outputs:
         raise BadInput(f"The block {block!r} makes nothing that backward could pass through.")
     names: dict[str, Tensor] = {

@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from explorer.engine.model.conditions import autocast_of, under_conditions
 from explorer.engine.model.equal_models import separate_copy
 from explorer.engine.model.loaded import Loaded, call, refuse_sparse_under_adamw
 from explorer.engine.policy.apply import PolicyHandle, apply_policy
+from explorer.engine.state.bits import tensor_leaves
 from explorer.engine.state.rng import seed_everything
 from explorer.errors import BadInput, NotOnThisDevice
 from explorer.record.allocations import Phase
@@ -270,7 +271,7 @@ def split(inputs: object, targets: object, n_parts: int) -> list[tuple[object, o
     """
     if n_parts == 1:
         return [(inputs, targets)]
-    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    tensors = list(filter(torch.Tensor.dim, tensor_leaves(inputs)))
     n_samples = tensors[0].shape[0] if tensors else 0
     if n_parts < 1 or not n_samples or n_samples % n_parts:
         raise BadInput(

@@ -28,7 +28,7 @@ from explorer.engine.compare.outcome import float64_distance, same_gradients
 from explorer.engine.compare.programs import AsBaseline, Outcome, Outcomes, Stage
 from explorer.engine.compare.watched import Forwards, RerunDraws, forward_difference
 from explorer.engine.model.equal_models import copy_batch, plain_buffers, plain_modules, plain_parameters
-from explorer.engine.state.bits import is_sparse_equal, laid_out_as, whole
+from explorer.engine.state.bits import is_sparse_equal, laid_out_as, tensor_leaves, whole
 from explorer.engine.state.snapshot import ModelSnapshot, OptimizerSnapshot
 from explorer.engine.state.state_diff import State, StateKey, read_state
 from explorer.engine.watch.modes import compiler_off
@@ -182,7 +182,7 @@ class StepProgram:
         """Reads `formats` in the run inside: outputs show autocast, gradients do not."""
 
         def look(module: nn.Module, inputs: object, output: object) -> None:
-            leaves = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and is_floating(leaf))
+            leaves = filter(is_floating, tensor_leaves(output))
             self.formats.update(leaf.dtype for leaf in leaves)
 
         with register_module_forward_hook(look):

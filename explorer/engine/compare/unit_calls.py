@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from explorer.engine.bench.step import Trainee
@@ -23,7 +23,7 @@ from explorer.engine.compare.equal_units import signature
 from explorer.engine.model.equal_models import copy_batch
 from explorer.engine.policy import units
 from explorer.engine.policy.units import Recomputing, Wrap
-from explorer.engine.state.bits import contents
+from explorer.engine.state.bits import contents, tensor_leaves
 from explorer.engine.state.rng import RngState
 from explorer.engine.watch.scopes import without_operation
 from explorer.plan.names import Fqns
@@ -89,7 +89,7 @@ class UnitCall:
             # A copy of a copy is no leaf, so that a unit may write into its input.
             args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
             output = self.function(*args, **kwargs)
-            sums += [_sum(bits) for leaf in tree_leaves(output) if isinstance(leaf, Tensor) for bits in contents(leaf)]
+            sums += [_sum(bits) for leaf in tensor_leaves(output) for bits in contents(leaf)]
         return sums
 
 

@@ -21,11 +21,11 @@ from typing import Any, Self
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from explorer.engine.bench.step import Trainee, forward_backward, segment_heads
 from explorer.engine.compare.diffs import in_double, is_floating
 from explorer.engine.model.equal_models import plain_modules
+from explorer.engine.state.bits import tensor_leaves
 from explorer.engine.state.state_diff import State, StateKey, read_state, same_state, short_text
 from explorer.engine.watch.departures import Departures
 from explorer.engine.watch.entries import EntryWatch
@@ -272,8 +272,8 @@ class Forwards:
 
         def enter(fqn: str) -> Any:
             def hook(module: nn.Module, args: object, kwargs: object) -> None:
-                tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-                self.order.setdefault(fqn, str(next((tensor.stride() for tensor in tensors), "")))
+                tensors = tensor_leaves((args, kwargs))
+                self.order.setdefault(fqn, str(tensors[0].stride()) if tensors else "")
                 inputs[fqn].append(_sketch((args, kwargs)))
 
             return hook
@@ -325,7 +325,7 @@ def _description(module: nn.Module) -> str:
 
 
 def _sketch(values: object) -> Sketch:
-    return tuple(_of_tensor(leaf.detach()) for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
+    return tuple(_of_tensor(leaf.detach()) for leaf in tensor_leaves(values))
 
 
 def _of_tensor(tensor: Tensor) -> tuple[object, ...]:

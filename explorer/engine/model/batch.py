@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from explorer.engine.model.loaded import (
     POSITIONAL,
@@ -37,6 +36,7 @@ from explorer.engine.model.loaded import (
     said_at,
     shapes,
 )
+from explorer.engine.state.bits import tensor_leaves
 from explorer.engine.state.rng import RngState
 from explorer.errors import ModelNotLoaded
 from explorer.plan.names import listed
@@ -192,9 +192,8 @@ def _fillings(
     optional: list[str], switches: list[str], inputs: object, output: object
 ) -> Iterator[Iterator[Mapping[str, object]]]:
     """Of each optional argument, then of two together, the values to try; a switch is turned on."""
-    first = next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
-    floating = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point())
-    logits = next(floating, None)
+    first = tensor_leaves(inputs)[0]
+    logits = next(filter(Tensor.is_floating_point, tensor_leaves(output)), None)
     masks = [name for name in optional if "mask" in name]
     targets = [name for name in optional if name not in masks]
     yield from (iter([{name: True}]) for name in switches)
@@ -226,7 +225,7 @@ def _masks(first: Tensor, logits: Tensor | None) -> Iterator[Tensor]:
 def loss_in(output: object) -> Tensor | None:
     """The loss that a model returns beside its output: named so, or the one tensor with one number."""
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    numbers = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.dim() == 0]
+    numbers = [leaf for leaf in tensor_leaves(output) if leaf.dim() == 0]
     if isinstance(loss, Tensor):
         return loss
     return numbers[0] if len(numbers) == 1 and numbers[0].is_floating_point() else None

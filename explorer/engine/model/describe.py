@@ -14,7 +14,6 @@ from contextlib import nullcontext, suppress
 import torch
 from msgspec.structs import replace
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.device import device_of
 from explorer.engine.device.without_data import is_without_data
@@ -22,6 +21,7 @@ from explorer.engine.model.blocks import chain_of, cut_points, has_running_stati
 from explorer.engine.model.conditions import autocast_of, under_conditions, unknown_names
 from explorer.engine.model.equal_models import deep_copy
 from explorer.engine.model.loaded import HOOKS_ARE_NEEDED, REFUSES_HOOKS, Loaded, blaming, refuse_unopenable
+from explorer.engine.state.bits import tensor_leaves
 from explorer.engine.state.rng import RngState
 from explorer.engine.state.snapshot import SharedSnapshot
 from explorer.engine.watch.block_facts import BlockNotes, Consecutive
@@ -309,7 +309,7 @@ def _graph(loaded: Loaded, notes: _Notes) -> ModelGraph:
     blocks = tuple(_block(fqn, notes, traits[fqn], shared.get(fqn, ()), repeats.get(fqn)) for fqn in facts)
     chain = chain_of(modules, facts)
     edges, joins = edges_and_joins(flow)
-    shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(loaded.inputs) if isinstance(leaf, torch.Tensor))
+    shapes = tuple(tuple(leaf.shape) for leaf in tensor_leaves(loaded.inputs))
     dtype = next((p.dtype for p in loaded.model.parameters() if p.is_floating_point()), torch.get_default_dtype())
     return ModelGraph(
         model=loaded.ref,

@@ -18,9 +18,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from explorer.engine.device.without_data import explained
+from explorer.engine.state.bits import tensor_leaves
 from explorer.engine.state.snapshot import held_by
 from explorer.errors import BadInput, ExplorerError, ModelFailed, ModelNotLoaded, said_by
 from explorer.plan.names import listed
@@ -197,7 +198,7 @@ def _hint(error: BaseException, inputs: object) -> str:
 
 def shapes(inputs: object) -> str:
     """Types and shapes of all tensors: `float32[8, 3, 32, 32], int64[8]`."""
-    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    tensors = tensor_leaves(inputs)
     return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors) or "no tensor"
 
 
@@ -233,7 +234,7 @@ def _tensors(output: object) -> list[Tensor]:
         output = output.to_tuple()
     if dataclasses.is_dataclass(output) and not isinstance(output, type):  # torch's own trees know none
         return [leaf for part in dataclasses.fields(output) for leaf in _tensors(getattr(output, part.name))]
-    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    return tensor_leaves(output)
 
 
 def refuse_unopenable(model: nn.Module, target: str) -> None:

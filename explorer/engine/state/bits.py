@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._C import _functorch, _len_torch_dispatch_stack  # type: ignore[attr-defined]
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 _NOT_MADE = (UninitializedBuffer, UninitializedParameter)
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -34,6 +35,11 @@ _COMPRESSED = {
     torch.sparse_bsc: _BY_COLUMNS,
     torch.sparse_coo: (Tensor._indices, Tensor._values),
 }
+
+
+def tensor_leaves(tree: object) -> list[Tensor]:
+    """Every tensor among the leaves of lists, tuples and dictionaries."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:

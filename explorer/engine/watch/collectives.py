@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
+from explorer.engine.state.bits import tensor_leaves
 from explorer.engine.watch.modes import DispatchMode
 from explorer.engine.watch.storages import KnownTensor
 from explorer.record.allocations import CollectiveKind, Role
@@ -64,8 +64,7 @@ def kind_of(func: Any) -> CollectiveKind | None:
 
 def payload_bytes(args: Iterable[object], out: object) -> int:
     """Bytes of the whole tensor: the largest of the operator's arguments and its result, lists summed up."""
-    tensors = ([leaf for leaf in tree_leaves(part) if isinstance(leaf, torch.Tensor)] for part in (*args, out))
-    return max(sum(tensor.nbytes for tensor in part) for part in tensors)
+    return max(sum(tensor.nbytes for tensor in tensor_leaves(part)) for part in (*args, out))
 
 
 def group_size(args: Iterable[object]) -> int:

@@ -10,11 +10,9 @@ from collections import defaultdict
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
-from explorer.engine.state.bits import contents
+from explorer.engine.state.bits import contents, tensor_leaves
 from explorer.engine.state.state_diff import short_text
 from explorer.engine.watch.lines import line_of_model
 from explorer.record.late_read import Departure
@@ -83,10 +81,9 @@ class Departures:
 
 
 def _sums(result: object) -> tuple[int, ...]:
-    tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-    return tuple(int(bits.sum(dtype=torch.int32)) for tensor in tensors for bits in contents(tensor))
+    return tuple(int(bits.sum(dtype=torch.int32)) for leaf in tensor_leaves(result) for bits in contents(leaf))
 
 
 def _text(result: object) -> str:
-    tensor = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)), None)
+    tensor = next(iter(tensor_leaves(result)), None)
     return short_text(tensor.detach()) if tensor is not None else short_text(result)

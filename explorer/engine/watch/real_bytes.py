@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.memory_limit import available_bytes
+from explorer.engine.state.bits import tensor_leaves
 from explorer.engine.watch.lines import line_of_model
 from explorer.engine.watch.modes import DispatchMode
 from explorer.errors import ModelFailed
@@ -41,13 +41,13 @@ class RealBytes(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
-        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        read = tensor_leaves((args, kwargs))
         if self._limit is None:
             return func(*args, **kwargs)
         if "device" in kwargs and not any(map(is_fake, read)):
             self._refuse_beyond(self._bytes_of(func, args, kwargs))
         result = func(*args, **kwargs)
-        for tensor in (*read, *tree_leaves(result)):
+        for tensor in (*read, *tensor_leaves(result)):
             with suppress(Exception):  # a tensor without a storage of its own, as a sparse one
                 self._count(tensor)
         self._refuse_beyond(0)
@@ -60,7 +60,7 @@ class RealBytes(DispatchMode):
             return 0
         with suppress(Exception):
             made = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": False})
-            return sum(leaf.nbytes for leaf in tree_leaves(made) if isinstance(leaf, Tensor))
+            return sum(tensor.nbytes for tensor in tensor_leaves(made))
         return 0
 
     def _count(self, tensor: object) -> None:

@@ -14,12 +14,12 @@ from functools import cached_property
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from explorer.engine.bench.step import Trainee, autocast, prepare
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming, call
 from explorer.engine.policy.apply import PolicyHandle, apply_policy
+from explorer.engine.state.bits import tensor_leaves
 from explorer.engine.state.snapshot import held_by
 from explorer.errors import ExplorerError, InvalidPlan, message_of
 from explorer.pipeline.engine.microbatches import KeyedRng, microbatches
@@ -184,14 +184,10 @@ def build(spec: RunSpec, loaded: Loaded | None = None, *, chain: tuple[str, ...]
         module = next(module for module in modules if unit.blocks[0] in module.part.blocks)
         segment = segment_of(trainee.model, unit, spec.policy, module.part.steps)
         module.segments[segment.index] = segment
-    leaves = [(_tensors(inputs), targets) for inputs, targets in batches]
+    leaves = [(tuple(tensor_leaves(inputs)), targets) for inputs, targets in batches]
     owners = _untie(trainee.model, modules)
     initial = {name: buffer.detach().clone() for name, buffer in trainee.model.named_buffers()}
     return Pipeline(spec, plan, rows, trainee, tape, parts, modules, leaves, owners, rng, policy, initial)
-
-
-def _tensors(inputs: object) -> tuple[Tensor, ...]:
-    return tuple(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
 
 
 def _recorded(trainee: Trainee, microbatch: object, chain: tuple[str, ...], n_microbatches: int) -> Tape:

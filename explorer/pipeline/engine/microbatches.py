@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves
 
 from explorer.engine.bench.step import Trainee, split
 from explorer.engine.policy.units import is_recomputing
+from explorer.engine.state.bits import tensor_leaves
 from explorer.engine.state.rng import seed_torch
 from explorer.errors import BadInput, InvalidPlan
 
@@ -48,7 +48,7 @@ def microbatches(trainee: Trainee, n_microbatches: int) -> list[tuple[object, ob
 
 def n_rows_of(inputs: object) -> int:
     """Rows of the first tensor that has any; 0 without one."""
-    return next((leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()), 0)
+    return next((leaf.shape[0] for leaf in tensor_leaves(inputs) if leaf.dim()), 0)
 
 
 @dataclass

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.model.loaded import call
+from explorer.engine.state.bits import tensor_leaves
 from explorer.errors import InvalidPlan
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout,
@@ -133,7 +134,7 @@ class _Recorder(TorchFunctionMode):
         self.last_module = ""
 
     def record(self, inputs: object) -> Tape:
-        leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        leaves = tensor_leaves(inputs)
         for leaf in leaves:
             self.new_value(leaf, "input")
         hooks = [hook for fqn, module in self.modules() for hook in self.listen(fqn, module)]
@@ -203,7 +204,7 @@ class _Recorder(TorchFunctionMode):
 
     def constant(self, args: tuple[object, ...]) -> bool:
         """Whether the tensors of `args` are the same in every forward."""
-        numbers = [self.numbers.get(id(leaf)) for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        numbers = [self.numbers.get(id(leaf)) for leaf in tensor_leaves(args)]
         return all(number is None or number in self.free for number in numbers)
 
     def where(self) -> str:
