@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table

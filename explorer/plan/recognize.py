@@ -16,7 +16,6 @@ import ast
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +23,7 @@ from explorer.errors import BadInput, UnreadableFile, message_of, nearest
 from explorer.plan.card.opened import is_history
 from explorer.plan.catalogue import LARGEST_SOURCE, source_path
 from explorer.plan.names import listed
+from explorer.record.base import Record
 from explorer.record.bounded_file import read_start, read_text
 from explorer.record.files import RUN_MAGIC
 from explorer.record.graph import Lora
@@ -37,8 +37,7 @@ LORA_EXAMPLE = "For example --lora r=16,targets=q_proj+v_proj."
 _HOW = "Give a training script, a file with a model, a config.json, hf:NAME, or a run, snapshot, policy or lock."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recognized:
+class Recognized(Record):
     """What a file was taken for. `target` is what the verb for this kind is given."""
 
     kind: Kind

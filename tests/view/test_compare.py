@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from explorer.plan.why.gradients import causes
 from explorer.record.comparison import BufferDiff, Comparison, GradientDiff, MaskDiff, RngDiff, StateChange, StateDiff

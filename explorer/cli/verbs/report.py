@@ -6,11 +6,11 @@ Without RUN `report` lists the stored runs. It opens a memory snapshot or a prof
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 from rich.markup import escape
 
 from explorer import slices

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from explorer.engine.state.bits import tensor_leaves
 from explorer.errors import InvalidPolicy
 
 Arguments = Mapping[int | str, object]
@@ -189,7 +188,7 @@ def _start(segment: WrappedSegment, args: tuple[object, ...], kwargs: dict[str, 
 def _run_members(segment: WrappedSegment, returned: list[object], *args: object, **kwargs: object) -> object:
     """Runs the members, those of a segment inside as a unit; `returned` gets the form of each member's output."""
     arguments, n_args = arguments_of(args, kwargs), len(args)
-    unchanged = tensor_leaves(list(arguments.values())[1:])
+    unchanged = [leaf for leaf in tree_leaves(list(arguments.values())[1:]) if isinstance(leaf, Tensor)]
     begins = {inner.fqns[0]: inner for inner in segment.inside}
     covered = {fqn for inner in segment.inside for fqn in inner.fqns[1:]}
     for fqn, member in zip(segment.fqns, segment.members):

@@ -35,11 +35,11 @@ from typing import Any, Self
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from explorer.engine.policy.offload import offload_saved
 from explorer.engine.policy.segments import WrappedSegment, call_in_segment
-from explorer.engine.state.bits import tensor_leaves
 from explorer.engine.state.rng import OutsideRng
 from explorer.record.policy import Policy, Unit
 
@@ -219,7 +219,7 @@ def witnesses(args: tuple[object, ...], modules: Sequence[nn.Module]) -> tuple[t
     at recompute. torch looks into a tuple of witnesses, and autograd saves none of its tensors.
     """
     tensors = [tensor for module in modules if (tensor := next(module.parameters(), None)) is not None]
-    devices = {tensor.device for tensor in tensor_leaves(args)}
+    devices = {leaf.device for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
     unseen = {tensor.device: tensor for tensor in tensors if tensor.device not in devices}
     return tuple(tensor for device, tensor in unseen.items() if device.type not in ("cpu", "meta"))
 

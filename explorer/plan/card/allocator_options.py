@@ -8,9 +8,9 @@ Source: c10/core/AllocatorConfig.cpp of torch. Where torch's notes on CUDA seman
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from explorer.errors import BadInput
+from explorer.record.base import Record
 
 GRAIN = 512
 MIB = 1 << 20
@@ -24,8 +24,7 @@ OFFERED_OPTIONS = (*OTHER_OPTIONS, "max_split_size_mb:512", "garbage_collection_
 COLLECTION = "garbage_collection_threshold"
 
 
-@dataclass(frozen=True, kw_only=True)
-class AllocatorOptions:
+class AllocatorOptions(Record):
     """The options that change what is reserved; the defaults are torch's."""
 
     max_split_bytes: int | None = None

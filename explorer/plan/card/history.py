@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from explorer.errors import UnreadableFile
@@ -17,13 +16,13 @@ from explorer.plan.card.allocator_options import MIB, OTHER_OPTIONS, AllocatorOp
 from explorer.plan.card.caching_allocator import SMALL_SEGMENT, CachedBlock, CachingAllocator, OutOfCardMemory
 from explorer.plan.card.frames import HistoryMove, Movements
 from explorer.plan.card.snapshot import DeviceSnapshot, HistoryEvent, SnapshotBlock, SnapshotSegment
+from explorer.record.base import Record
 from explorer.record.history import DeviceHistory, RefusedInHistory, SimulatedHistory
 
 RETURNED = ("segment_free", "segment_unmap")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceStart:
+class DeviceStart(Record):
     """Segments and used blocks of a device before the first event."""
 
     reserved_bytes: int

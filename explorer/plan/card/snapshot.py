@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from explorer.errors import UnreadableFile, message_of
 from explorer.plan.card.allocator_options import N_DIVISIONS, AllocatorOptions
+from explorer.record.base import Record
 
 LARGEST_BYTES = 512 << 20
 MOST_BYTES = 1 << 62
@@ -62,8 +63,7 @@ HistoryEvent = tuple[str, int, int, int]
 """(action, address, bytes, stream); an `oom` has the driver's free bytes in place of an address."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SnapshotSegment:
+class SnapshotSegment(Record):
     """Memory taken from the driver. Of an expandable segment: a stretch with memory behind it."""
 
     address: int
@@ -73,8 +73,7 @@ class SnapshotSegment:
     is_expandable: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class SnapshotBlock:
+class SnapshotBlock(Record):
     """A block in use."""
 
     address: int
@@ -102,8 +101,7 @@ class DeviceSnapshot:
     """Of each event, microseconds; 0: not recorded, as before torch 2.2."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class Snapshot(Record):
     """A snapshot's devices that hold memory or have events, and the options of their allocator."""
 
     devices: tuple[DeviceSnapshot, ...]

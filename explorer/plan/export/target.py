@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from explorer.plan.names import some
+from explorer.record.base import Record
 from explorer.record.files import Export, PolicyFile
 from explorer.record.policy import Policy, Unit
 
@@ -74,8 +75,7 @@ class Target:
         return replace(policy, units=single, running_stats="every_forward", restore_rng=())
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportFormat:
+class ExportFormat(Record):
     """A target of `export --to NAME`."""
 
     name: str

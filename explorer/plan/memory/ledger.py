@@ -7,7 +7,6 @@ values; tick 0 is the state before the step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +15,14 @@ from explorer.errors import BadInput
 from explorer.plan.names import is_within
 from explorer.plan.sizes import mib
 from explorer.record.allocations import ROLES, Allocations, Ledger, LedgerCell, PhaseSpan, Role
-from explorer.record.base import Column
+from explorer.record.base import Column, Record
 from explorer.record.measurement import Measurement
 
 Bytes = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Events:
+class Events(Record):
     """The event of each tick."""
 
     entry: Bytes

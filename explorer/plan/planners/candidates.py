@@ -21,7 +21,6 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
 import numpy as np
@@ -44,6 +43,7 @@ from explorer.plan.predict.step_cost import (
     unit_ms,
     with_equal_times,
 )
+from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import CostUnit
@@ -68,8 +68,7 @@ MOST_BLOCKS = 200
 """A model with more counted blocks has no such candidates, so that solving takes seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Record):
     """A unit that may be recomputed."""
 
     unit: Unit
@@ -80,8 +79,7 @@ class Candidate:
     """A key that equal units of equal blocks share."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidates:
+class Candidates(Record):
     """All units that a planner may choose from, and their nesting."""
 
     units: tuple[Candidate, ...]

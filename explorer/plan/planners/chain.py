@@ -34,6 +34,7 @@ from explorer.plan.planners.solver import TOLERANCE
 from explorer.plan.predict.calls import saved_by_calls
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.predict.replay import Replay
+from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
 
 MOST_TRIES = 6
@@ -41,8 +42,7 @@ GRAIN = 1e-6
 """Costs are counted in this share of the step over the number of places."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class Item(Record):
     """Candidates that are recomputed together over the places from `first` to before `end`."""
 
     chosen: tuple[int, ...]

@@ -8,7 +8,6 @@ about a run that was cut short: why memory was refused, and what would have fitt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -22,6 +21,7 @@ from explorer.plan.names import Fqns, is_within, listed
 from explorer.plan.planners.planner import Planner
 from explorer.plan.sizes import mib
 from explorer.record.allocations import Ledger
+from explorer.record.base import Record
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Plan
 from explorer.record.policy import Policy, Unit
@@ -33,8 +33,7 @@ MOST_PLANS_FOR_A_CARD = 4
 """How often a plan is made again that a card refuses. Each costs one step without data."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Confirmation:
+class Confirmation(Record):
     """Plans and their runs."""
 
     planner: Planner

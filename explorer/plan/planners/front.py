@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, pairwise
 
 from msgspec.structs import replace
@@ -18,6 +17,7 @@ from explorer.errors import BadInput
 from explorer.plan.card.cards import capacity_bytes
 from explorer.plan.planners.confirm import confirmed, within_budget
 from explorer.plan.planners.planner import Planner
+from explorer.record.base import Record
 from explorer.record.card import Card
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -120,8 +120,7 @@ def _between(planner: Planner, plans: list[Plan]) -> Iterator[Plan]:
             yield plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankOffer:
+class RankOffer(Record):
     """The plan for one split, before it is played."""
 
     first: Measurement

@@ -38,13 +38,13 @@ from explorer.plan.memory.ledger import Bytes, ints
 from explorer.plan.planners.candidates import Candidates
 from explorer.plan.predict.calls import SavedByCall, bytes_at
 from explorer.plan.predict.replay import NEVER, Replay
+from explorer.record.base import Record
 
 Row = tuple[dict[int, float], float]
 """Coefficients by factor or by variable, and the upper bound of their sum."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearTimeline:
+class LinearTimeline(Record):
     """Changes of the timeline, one element per change, and the bounds of the auxiliary factors."""
 
     first: Bytes
@@ -238,8 +238,7 @@ def _keeping(outer: frozenset[tuple[int, frozenset[int]]], inner: frozenset[tupl
     return bounds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rerun:
+class Rerun(Record):
     """One call of a unit that runs again (rule 4)."""
 
     unit: int

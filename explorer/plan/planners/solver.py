@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from explorer.errors import NotOnThisDevice, message_of
 from explorer.plan.planners.linear_memory import Row
 from explorer.plan.planners.variables import PlaceRow, Values, Variables
+from explorer.record.base import Record
 
 Labels = NDArray[np.intp]
 MIB = 1024**2
@@ -34,8 +34,7 @@ FEASIBLE = 2
 """HiGHS's status of a solution that satisfies all rows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(Record):
     """A program for the solver."""
 
     rows: Sequence[Row]
@@ -51,8 +50,7 @@ class Question:
     """True: choose single units. False: count the units of each class."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Minimum:
+class Minimum(Record):
     """The lower bound that the solver proved, and the solution."""
 
     bound: float
@@ -138,8 +136,7 @@ def _dense(row: dict[int, float], n_columns: int) -> Values:
     return dense
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Classes:
+class Classes(Record):
     """Classes of variables that are counted together, and rows over their counts."""
 
     variables: Variables

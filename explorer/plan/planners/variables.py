@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +24,13 @@ from numpy.typing import NDArray
 from explorer.plan.names import innermost, lineage
 from explorer.plan.planners.candidates import Candidates, excludes_nesting
 from explorer.plan.planners.linear_memory import LinearTimeline, Row
+from explorer.record.base import Record
 
 Values = NDArray[np.float64]
 DEPTH = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceRow:
+class PlaceRow(Record):
     """One row of a place: the sum of `variables` is at most 1, or at most the value of variable `holder`."""
 
     place: int

@@ -12,19 +12,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 
 from explorer.errors import InvalidPolicy, nearest
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.names import Fqns, products_kept
 from explorer.plan.policy.counted import counted_units, runs, segments
+from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preset:
+class Preset(Record):
     """A policy that one name means on every model. A new one is a row of PRESETS: command line and page offer it."""
 
     name: str

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from operator import attrgetter
 
@@ -43,7 +42,7 @@ from explorer.plan.predict.calls import stash_bytes
 from explorer.plan.predict.not_predicted import no_baseline
 from explorer.plan.predict.replay import BACKWARD, Replay, graph_under
 from explorer.record.allocations import ROLES, Allocations, Calls, Phase, PhaseSpan, Saves
-from explorer.record.base import Column, column
+from explorer.record.base import Column, Record, column
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import AllocatorPeaks, MeasuredBlock, Measurement, Samples
 from explorer.record.policy import KEEP_ALL, Policy
@@ -292,8 +291,7 @@ _SAME = ("n_ticks", "born", "died", "role", "block", "op", "blocks", "ops", "cal
 _FLOPS = ("forward_flops", "recompute_flops", "backward_flops", "skipped_flops")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sized:
+class Sized(Record):
     """The predicted memory of a step at one size."""
 
     size: int

@@ -27,6 +27,7 @@ from explorer.plan.names import above
 from explorer.plan.predict.calls import SavedByCall, kept_by_containers, most_at_once
 from explorer.plan.predict.replay import NEVER, Replay
 from explorer.plan.predict.step_cost import stops_inside
+from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy, Unit
 
@@ -171,8 +172,7 @@ class Stretches(NamedTuple):
     end: Bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Simulation:
+class Simulation(Record):
     """The replay if all calls of a nest are recomputed."""
 
     replay: Replay

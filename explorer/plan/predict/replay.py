@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from explorer.plan.memory.ledger import Bytes, array_of, held
 from explorer.plan.names import above
 from explorer.record.allocations import PHASES, RANK_ROLES, ROLES, Allocations, Calls, PhaseSpan
-from explorer.record.base import column
+from explorer.record.base import Record, column
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 
@@ -40,8 +40,7 @@ def graph_under(run: Measurement, graph: ModelGraph | None) -> ModelGraph | None
     return run.graph if run.graph.conditions == run.spec.conditions != graph.conditions else graph
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Record):
     """One forward call of a block. Its allocations are born after tick `first` and not after tick `end`."""
 
     first: int

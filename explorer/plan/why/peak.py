@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from explorer.plan.memory.ledger import PLURAL, in_place, largest_roles, ledger, place
 from explorer.plan.memory.next_step import new_bytes, next_step
@@ -18,6 +17,7 @@ from explorer.plan.names import is_within, lineage, listed, some
 from explorer.plan.predict.forecaster import Forecaster, prices, prices_of_keeping
 from explorer.plan.sizes import from_to, mib, signed
 from explorer.record.allocations import FIXED_ROLES, Ledger
+from explorer.record.base import Record
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -25,8 +25,7 @@ from explorer.record.plan import Price
 from explorer.record.policy import Policy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeakCase:
+class PeakCase(Record):
     """Both runs, their peaks, and the model. Of one run alone: that run twice."""
 
     baseline: Measurement

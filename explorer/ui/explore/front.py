@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import streamlit as st
+from msgspec.structs import replace
 
 from explorer.plan.policy.presets import preset_titles
 from explorer.record.graph import ModelGraph

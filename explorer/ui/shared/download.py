@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Literal, NamedTuple
 
 import streamlit as st
+from msgspec.structs import replace
 from streamlit import runtime
 
 from explorer.errors import ExplorerError

@@ -7,13 +7,12 @@ no more memory and no more time beats another run. Times within their spread cou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
 
 import plotly.graph_objects as go
 
-from explorer.record.base import to_json
+from explorer.record.base import Record, to_json
 from explorer.record.policy import Policy
 from explorer.view.drawing.colours import CURSOR, DASHES, RECOMPUTE, RUN_COLOURS
 from explorer.view.drawing.figure import Chart, bold, empty, figure
@@ -33,8 +32,7 @@ LOOKS: dict[Kind, tuple[str, str, str, int]] = {
 AXIS: dict[CostWord, str] = {"time": "step time", "FLOPs": "FLOPs"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Mark(Record):
     """A policy on the plane of peak and time."""
 
     kind: Kind
@@ -167,8 +165,7 @@ UNSAFE = ("different", "state moved", "not comparable")
 """Verdicts of runs that are drawn as a cross and are on no front, as the training step differs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPoint:
+class RunPoint(Record):
     """A measured step."""
 
     name: str

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from explorer.record.base import Record
 from explorer.view.drawing.colours import CURSOR, FULL_TEXT, GRID, QUIET_TEXT
 from explorer.view.drawing.units import mib
 
@@ -220,8 +221,7 @@ def _each_text(value: object) -> object:
     return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BarSeries:
+class BarSeries(Record):
     """A series of bars, one bar in every row."""
 
     name: str

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from explorer.record.base import Record
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
 
@@ -19,8 +19,7 @@ _NUMBERED = re.compile(r"\d$")
 ROOT_LABEL = "(model itself)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Record):
     """A row of a chart."""
 
     label: str
@@ -28,8 +27,7 @@ class Row:
     """Blocks of the row; the row includes everything below them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class Rows(Record):
     """All rows of a chart, in module order, and the row of any fqn."""
 
     rows: tuple[Row, ...]

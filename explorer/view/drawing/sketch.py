@@ -8,13 +8,13 @@ gives this figure. The width is the browser's: the picture is stretched, words k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import floor, log10
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
+from explorer.record.base import Record
 from explorer.view.drawing.axis import minmax
 from explorer.view.drawing.colours import FULL_TEXT, GRID, QUIET_TEXT
 from explorer.view.drawing.figure import ON_AREA, Chart, literal
@@ -33,8 +33,7 @@ LINES = {
 """Plotly's patterns in a square of seven pixels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plot:
+class Plot(Record):
     """The ground that areas are drawn on: its pixels, and what its axes reach."""
 
     left: int

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from explorer.plan.memory.ledger import array_of, belongs
 from explorer.plan.memory.outside import by_line, by_place

@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import plotly.graph_objects as go
+from msgspec.structs import replace
 
 from explorer.plan.card.allocator_options import parse_options
 from explorer.plan.card.caching_allocator import segment_bytes

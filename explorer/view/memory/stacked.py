@@ -11,7 +11,6 @@ The chart by block is the picture that teachers draw:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
@@ -19,6 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from explorer.plan.memory.ledger import Bytes, array_of, belongs, held, held_by_role, ints
 from explorer.record.allocations import FIXED_ROLES, ROLES, Allocations, Role
+from explorer.record.base import Record
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import (
     MAX_POINTS,
@@ -55,8 +55,7 @@ MOST_BANDS = 20
 """Ten colours, each with two patterns, tell them apart."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class Layer(Record):
     """An area of the stack."""
 
     name: str
@@ -154,8 +153,7 @@ def _rows(run: Measurement, lines: Sequence[tuple[str, Bytes]], heading: str) ->
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class Stack(Record):
     """A stack of layers, and the words around it."""
 
     name: str
@@ -172,8 +170,7 @@ class Stack:
     ghost: Ghost | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ghost:
+class Ghost(Record):
     """The other run of a pair, drawn as an outline on the same axes."""
 
     name: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 
 from msgspec.structs import replace
@@ -54,8 +53,7 @@ CARDS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explorable:
+class Explorable(Record):
     """A step that a reader may recompute in any way: a run that kept everything, and the graph of its model."""
 
     run: Measurement
@@ -291,8 +289,7 @@ def _take_away(step: Explorable) -> str:
     return f'<div class="row take">{buttons}</div><pre>{escape(how)}</pre>'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exhibit:
+class Exhibit(Record):
     """A page of the gallery."""
 
     file: str

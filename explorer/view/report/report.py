@@ -7,7 +7,6 @@ parts of every report.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from typing import TypeVar
@@ -18,6 +17,7 @@ from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.checkpointing import checkpointing_rows, not_comparable_because, sides
 from explorer.plan.why.peak import explain, explain_one
+from explorer.record.base import Record
 from explorer.record.comparison import Comparison, TensorDiff
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph
@@ -52,8 +52,7 @@ from explorer.view.text.runs import (
 Reported = Comparison | Measurement | RecordedRanks | MemoryHistory | RunOfSlice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportOf:
+class ReportOf(Record):
     """Subject of a report. `graph`: the model's graph if known; hazards are found in the graph."""
 
     run: Reported

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
 import subprocess
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -197,7 +197,7 @@ def test_the_bound_of_integers_is_what_the_solver_proved(
         getInfo=lambda: info, getSolution=lambda: solution, getModelStatus=int, modelStatusToString=lambda _: "Optimal"
     )
     monkeypatch.setattr(solver, "_solved", lambda *_, **__: stopped)
-    answer = minimised(variables, dataclasses.replace(question(), whole=whole, single_units=True))
+    answer = minimised(variables, msgspec.structs.replace(question(), whole=whole, single_units=True))
     assert answer is not None and answer.bound == pytest.approx(proven / solver.SCALE * variables.unit_cost)
 
 
