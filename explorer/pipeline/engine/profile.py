@@ -19,7 +19,7 @@ from msgspec.structs import astuple, replace
 from torch import nn
 
 from explorer.engine.bench.measure import Meter
-from explorer.engine.bench.step import split
+from explorer.engine.bench.step import host_of, split
 from explorer.engine.device.device import device_of
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming
@@ -54,7 +54,7 @@ def profile_blocks(
     Only units of the policy that save operators or offload matter; the plan of `spec` is not used. Raises InvalidPlan
     for cuts that the model does not allow, ModelFailed for a model that raises, and the errors of load and prepare.
     """
-    with preserve_global_state():
+    with preserve_global_state(), host_of(spec.policy):
         loaded = load_for(spec)
         small, n_rows, batch_rows = _cut_batch(loaded, n_microbatches)
         plan = PipelinePlan(stages=groups, n_microbatches=N_MICROBATCHES, schedule="GPipe")

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
+from explorer.engine.bench.step import host_of
 from explorer.engine.device.device import WallClock, device_of
 from explorer.engine.device.memory_limit import failure_in_step
 from explorer.engine.state.rng import seed_everything
@@ -100,7 +101,7 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
     busy = [number for number, row in enumerate(pipeline.rows) if row]
     # A group is made by every rank, the idle ones too.
     group = dist.new_group(busy) if len(busy) < len(pipeline.rows) else None
-    with device.memory_limit(spec.memory_limit_bytes, pipeline.static_bytes(rank)):
+    with device.memory_limit(spec.memory_limit_bytes, pipeline.static_bytes(rank)), host_of(spec.policy):
         clock = device.wall()
 
         def one_pass(readings: PassReadings) -> tuple[object, tuple[float, ...]]:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from explorer.engine.bench.memory import memory_limit
-from explorer.engine.bench.step import autocast, prepare
+from explorer.engine.bench.step import autocast, host_of, prepare
 from explorer.engine.compare.diffs import Tensors, Yardstick, difference, epsilon_of
 from explorer.engine.compare.spec_program import formats_of
 from explorer.engine.device.device import device_of
@@ -85,7 +85,7 @@ def run_pipeline(spec: RunSpec, report: Report = silent, *, profile: PipelinePro
     `profile` adds the prediction. An error of the model and a lack of memory are results (`failure`).
     Raises InvalidPlan and the errors of load and prepare.
     """
-    with preserve_global_state():
+    with preserve_global_state(), host_of(spec.policy):
         report(Progress(what="building the stages", done=0, total=6))
         loaded = load_for(spec)
         pipeline = build(spec, loaded)

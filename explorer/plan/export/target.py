@@ -39,21 +39,24 @@ class Target:
         segments = [" and ".join(unit.blocks) for unit in policy.units if len(unit.blocks) > 1]
         rows = (
             (selective, "{} keeps the results of some operators; there it is recomputed whole."),
-            (offloaded, "{} is offloaded; there it is kept."),
+            (offloaded, "Offloaded here and kept there: {}."),
             (segments, "{} are recomputed together; there one by one, so what passes between them is kept."),
             (policy.restore_rng, "Generators that torch does not stash ({}) are not set back there."),
         )
         return tuple(sentence.format(some(names)) for names, sentence in rows if names)
 
     def recomputed(self, policy: Policy) -> tuple[str, ...]:
-        """The blocks of all units that the target can take in some form."""
-        units = [unit for unit in policy.units if self.whole or unit.action != "offload"]
+        """The blocks of all units that run again in some form there."""
+        units = [unit for unit in policy.units if unit.action != "offload"]
         return tuple(dict.fromkeys(fqn for unit in units for fqn in unit.blocks))
 
     def exported(self, policy: Policy, text: str, note: str = "") -> Export:
         """`text` as an export, exact if there are no losses."""
         chosen = self.recomputed(policy)
-        losses = self.losses(policy)
+        losses, missing = self.losses(policy), tuple(fqn for fqn in policy.blocks if fqn not in chosen)
+        moved = ""
+        if missing and self.whole:
+            moved, missing = f"It offloads {some(missing)} on a GPU; on a CPU nothing moves.", ()
         statistics = STATISTICS if chosen and not self.whole and policy.running_stats == "once" else ""
         return Export(
             target=self.name,
@@ -61,9 +64,9 @@ class Target:
             fit="approximated" if losses else "exact",
             text=text,
             recomputed=chosen,
-            missing=tuple(fqn for fqn in policy.blocks if fqn not in chosen),
+            missing=missing,
             reasons=losses,
-            notes=tuple(filter(None, (statistics, note))),
+            notes=tuple(filter(None, (moved, statistics, note))),
             as_run=self._as_run(policy, chosen),
         )
 

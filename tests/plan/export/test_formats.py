@@ -11,8 +11,10 @@ from torch import nn
 from explorer.errors import InvalidPolicy
 from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.export.target import STATISTICS
+from explorer.plan.names import recomputed_blocks
 from explorer.record.files import PolicyFile
 from explorer.record.policy import Policy, Unit
+from explorer.view.text.plan import export_sentences
 from tests.plan.export.runs import LAYERS, PLAN, Chain, assert_these_alone_run_again, chain_loss, file_of, module_of
 
 
@@ -38,7 +40,7 @@ def test_every_form_answers_every_policy() -> None:
             assert form.text
             assert bool(form.reasons) is (form.fit != "exact"), name
             if form.recomputed is not None and form.fit == "exact":
-                assert form.recomputed == policy.blocks and not form.missing
+                assert form.recomputed == tuple(recomputed_blocks(policy)) and not form.missing
             if form.recomputed is not None and form.fit == "approximated":
                 assert form.as_run is not None and form.as_run.blocks == form.recomputed
                 assert set(form.recomputed) == set(policy.blocks) - set(form.missing)
@@ -47,11 +49,18 @@ def test_every_form_answers_every_policy() -> None:
 @pytest.mark.parametrize(("target", "policy", "words"), [
     ("huggingface", Policy.recompute([("layers.0", "layers.1")]), "layers.0 and layers.1 are recomputed together"),
     ("huggingface", Policy.recompute(["layers.0"], restore_rng=("numpy",)), "torch does not stash (numpy)"),
-    ("fsdp2", Policy(units=(Unit(blocks=("a",), action="offload"),)), "a is offloaded; there it is kept"),
+    ("fsdp2", Policy(units=(Unit(blocks=("a",), action="offload"),)), "Offloaded here and kept there: a."),
 ])  # fmt: skip
 def test_what_is_lost_is_a_sentence(target: str, policy: Policy, words: str) -> None:
     form = exported(PolicyFile(policy=policy), target)
     assert form.fit != "exact" and words in " ".join(form.reasons)
+
+
+def test_a_whole_target_says_what_it_offloads_and_what_it_recomputes() -> None:
+    units = (Unit(blocks=("a",), action="offload"), Unit(blocks=("b",)))
+    form = exported(PolicyFile(policy=Policy(units=units)), "torch")
+    assert (form.recomputed, form.missing) == (("b",), ())
+    assert export_sentences(form)[:2] == ["It recomputes b.", "It offloads a on a GPU; on a CPU nothing moves."]
 
 
 def test_what_the_target_does_is_a_policy_that_can_be_measured() -> None:
