@@ -13,8 +13,8 @@ from explorer.record.comparison import BufferDiff, Comparison, GradientDiff, Mas
 from explorer.record.failure import Failure
 from explorer.record.graph import Hazard
 from explorer.record.late_read import LateRead
-from explorer.record.measurement import Samples, Times
-from explorer.record.policy import Policy
+from explorer.record.measurement import AllocatorPeaks, Samples, Times
+from explorer.record.policy import Policy, Unit
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time, time_answer
 from explorer.view.compare.front import TOO_FEW, UNSAFE, Mark, RunPoint, front_chart, is_ahead, run_plane
 from explorer.view.compare.gradients import (
@@ -66,6 +66,14 @@ def test_a_policy_without_effect_is_bad_news() -> None:
     )
     strip = {head.key: head for head in headlines(msgspec.structs.replace(pair, candidate=still))}
     assert (strip["n_recompute"].value, strip["n_recompute"].delta) == ("0 of 2 blocks", "policy without effect")
+    moved = Policy(units=(Unit(blocks=("layers.4",), action="offload"), *still.spec.policy.units))
+    offloading = msgspec.structs.replace(
+        still,
+        spec=msgspec.structs.replace(still.spec, policy=moved),
+        peaks=AllocatorPeaks(offloaded_peak_bytes=3 << 20),
+    )
+    delta = "policy without effect, 1 block offloaded, 3.0 MiB on the host"
+    assert headlines(offloading)[-1].delta == delta
     assert strip["n_recompute"].tone == "bad"
 
 

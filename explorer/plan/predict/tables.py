@@ -148,7 +148,7 @@ def _unit_table(replay: Replay, timed: Measurement, graph: ModelGraph, unit: Uni
     policy = Policy(units=(unit,))
     refusal = not_predicted(policy, graph)
     if unit.action == "offload":
-        refusal = "This page does not predict offload."
+        refusal = "This page does not predict offload: measure the policy, or ask plan --offload."
     unknown = results_unknown(replay, unit.save_ops)
     if unknown:
         refusal = f"The recorded step does not show the results of {', '.join(unknown)}."

@@ -177,10 +177,18 @@ def _policy(run: Measurement) -> Headline:
     return Headline(
         key="n_recompute",
         value=f"{again} of {count(len(named), 'block')}" if run.blocks else NOT_MEASURED,
-        delta=_effect(run, again, len(named)),
+        delta=", ".join(filter(None, (_effect(run, again, len(named)), _offloaded(run)))),
         tone="bad" if run.blocks and again < len(named) else "neutral",
         origin=("counted",),
     )
+
+
+def _offloaded(run: Measurement) -> str:
+    """`3 blocks offloaded, 2.1 MiB on the host`; empty if none is."""
+    n_blocks = sum(len(unit.blocks) for unit in run.spec.policy.units if unit.action == "offload")
+    if not n_blocks:
+        return ""
+    return f"{count(n_blocks, 'block')} offloaded, {mib(run.peaks.offloaded_peak_bytes)} on the host"
 
 
 def _effect(run: Measurement, n_again: int, n_named: int) -> str:
