@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -185,3 +187,92 @@ def test_offload_without_a_card_says_that_it_is_for_a_gpu() -> None:
     for spec, is_on_cpu in ((SPEC, True), (replace(SPEC, card=parse_card("24GiB", "", "")), False)):
         row = LeverRow(levers=(levers.OFFLOAD,), step=PlayedStep(spec=spec, step_peak_bytes=1))
         assert ("On a GPU" in lever_text.script_lines(row)[0]) is is_on_cpu
+
+
+def single(key: str, peak: int, flops: int = 100, **fields: object) -> LeverRow:
+    step = PlayedStep(spec=SPEC, step_peak_bytes=peak, total_flops=flops, fits=False)
+    return LeverRow(levers=(key,), step=step, judgement=Judgement(**fields))  # type: ignore[arg-type]
+
+
+def keys_of(sets: Iterable[Sequence[LeverRow]]) -> list[tuple[str, ...]]:
+    return [tuple(row.levers[0] for row in chosen) for chosen in sets]
+
+
+def test_a_lever_that_alone_saves_nothing_is_combined_and_one_that_takes_a_byte_more_is_not() -> None:
+    rows = [single("sgd", 1000, effect="different"), single("accumulate", 1001, effect="rounding")]
+    assert keys_of(levers.combinations(rows, AS_IS)) == [("sgd",)]
+
+
+def test_sets_are_ordered_by_their_worst_lever_and_then_by_size() -> None:
+    rows = [
+        single("sgd", 900, effect="different"),
+        single("accumulate", 900, effect="rounding"),
+        single("attention", 900, effect="bitwise"),
+    ]
+    assert keys_of(levers.combinations(rows, AS_IS)) == [
+        ("attention",), ("accumulate",), ("accumulate", "attention"),
+        ("sgd",), ("sgd", "attention"), ("sgd", "accumulate"), ("sgd", "accumulate", "attention"),
+    ]  # fmt: skip
+
+
+def test_of_a_group_a_lever_stays_that_another_does_not_beat_in_price_effect_and_bytes() -> None:
+    """Of equal levers the first one stays."""
+    first, equal = single("foreach", 900, effect="rounding"), single("fused", 900, effect="rounding")
+    lower, milder = single("sgd", 899, effect="different"), single("adamw8bit", 950, effect="bitwise")
+    dearer = single("sgd", 900, 101, effect="rounding")
+    for group, staying in (
+        ([first, equal], ["foreach"]), ([first, dearer], ["foreach"]),
+        ([first, lower], ["foreach", "sgd"]), ([first, milder], ["foreach", "adamw8bit"]),
+    ):  # fmt: skip
+        assert sorted(keys_of(levers.combinations(group, AS_IS))) == sorted((key,) for key in staying)
+
+
+def test_settings_of_an_allocator_are_added_to_those_of_the_card() -> None:
+    def options(key: str, before: str) -> str | None:
+        changed = levers.BY_KEY[key].change(replace(SPEC, card=parse_card("24GiB", before, "")), levers.Parts())
+        return changed and changed.card and changed.card.options
+
+    assert options(levers.SEGMENTS, "") == "expandable_segments:True"
+    divided = "roundup_power2_divisions:4"
+    assert options(levers.MAX_SPLIT, divided) == f"{divided},max_split_size_mb:128"
+    assert options(levers.SEGMENTS, "expandable_segments:False") is None, "a choice of the user stays"
+    assert levers.BY_KEY[levers.SEGMENTS].change(SPEC, levers.Parts()) is None, "without a card there is no allocator"
+
+
+def test_the_form_of_an_optimizer_is_changed_where_torch_has_forms() -> None:
+    """On a card torch takes foreach by default, on a CPU the loop."""
+    card = parse_card("24GiB", "", "")
+
+    def forms(**fields: object) -> list[str]:
+        spec = replace(SPEC, **fields)
+        changed = [levers.BY_KEY[key].change(spec, levers.Parts()) for key in ("foreach", "fused")]
+        return [each.optimizer_form for each in changed if each is not None]
+
+    for optimizer in ("adamw", "sgd"):
+        assert forms(optimizer=optimizer) == ["fused"]
+        for by_foreach in ({"card": card}, {"device": "cuda"}, {"optimizer_form": "foreach"}):
+            assert forms(optimizer=optimizer, **by_foreach) == ["for-loop", "fused"]
+        assert forms(optimizer=optimizer, optimizer_form="for-loop", card=card) == ["fused"]
+        assert forms(optimizer=optimizer, optimizer_form="fused", card=card) == []
+    assert forms(optimizer="adamw8bit", card=card) == forms(optimizer="none", card=card) == []
+
+
+def test_a_lever_changes_what_it_names_and_nothing_else() -> None:
+    card = parse_card("24GiB", "", "")
+    spec, parts = replace(SPEC, card=card), levers.Parts(True, ("0", "1"), "0|1", "head", blocks=("0", "1"))
+    fields = {
+        levers.SEGMENTS: "card", levers.MAX_SPLIT: "card", "foreach": "optimizer_form", "fused": "optimizer_form",
+        "sgd": "optimizer", "adamw8bit": "optimizer", "accumulate": "n_accumulation", "autocast": "autocast",
+        "dtype": "dtype", "attention": "model", "chunks": "chunked_layer", "lora": "lora", "qlora": "lora",
+        "freeze": "frozen", "offload": "policy",
+    }  # fmt: skip
+    changes = {lever.key: changed for lever, changed in levers.levers_for(spec, parts)}
+    for key, changed in changes.items():
+        assert changed != spec and replace(changed, **{fields[key]: getattr(spec, fields[key])}) == spec
+    assert changes.keys() == fields.keys() == levers.BY_KEY.keys()
+    assert changes["accumulate"].n_accumulation == 2 and changes["chunks"].chunked_layer == "head"
+    assert (changes["lora"].lora, changes["qlora"].lora) == (Lora(targets="0|1"), Lora(targets="0|1", quantize="nf4"))
+    assert changes["freeze"].frozen == ("0", "1")
+    assert [(unit.blocks, unit.action) for unit in changes["offload"].policy.units] == [
+        (("0",), "offload"), (("1",), "offload"),
+    ]  # fmt: skip

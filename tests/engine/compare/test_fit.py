@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,16 +15,20 @@ from explorer.engine.compare import fit as player
 from explorer.engine.compare import fit_judge
 from explorer.engine.compare.fit import Player, fit
 from explorer.engine.compare.fit_judge import Judge, SpecBaseline
-from explorer.errors import BadInput
+from explorer.engine.model.load import load_for
+from explorer.errors import BadInput, Cancelled, TimedOut
 from explorer.plan import levers
 from explorer.plan.card.cards import CARDS, capacity_bytes, parse_card
 from explorer.record.base import from_msgpack, to_msgpack
+from explorer.record.comparison import Comparison
+from explorer.record.failure import Failure
 from explorer.record.fit import Effect, Fit, Judgement, LeverRow, PlayedStep
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Progress, silent
 from explorer.record.policy import Policy
-from explorer.record.run import Ranks, RunSpec
+from explorer.record.run import OptimizerForm, Ranks, RunSpec
+from tests import graphs
 
 MODELS = {
     "gpt": {"n_layers": 2, "width": 32, "n_heads": 2, "length": 16, "batch": 4, "vocabulary": 64},
@@ -440,3 +444,190 @@ def test_other_steps_are_refused_in_one_sentence() -> None:
     for changes in ({"policy": Policy.recompute(["0"])}, {"forward_only": True}, {"ranks": Ranks(n_ranks=2)}):
         with pytest.raises(BadInput, match="whole training step of one process"):
             fit(replace(spec_of("mlp"), **changes))
+
+
+@pytest.fixture(scope="module")
+def small_player() -> Player:
+    """An MLP over its limit by a byte."""
+    peak_bytes = measure_without_data(spec_of("mlp")).step_peak_bytes or 0
+    return Player(spec_of("mlp"), peak_bytes - 1, silent)
+
+
+def test_a_lever_saves_if_its_step_needs_a_byte_less(small_player: Player) -> None:
+    as_is = small_player.as_is
+    for less, saves in ((0, False), (1, True), (-1, False)):
+        step = replace(as_is, step_peak_bytes=as_is.step_peak_bytes - less)
+        assert small_player.saves(LeverRow(levers=("sgd",), step=step)) is saves
+
+
+class Sets:
+    """What `Player.combined` plays and returns for rows of single levers, each with its effect."""
+
+    def __init__(self, player: Player, patch: pytest.MonkeyPatch) -> None:
+        self._player = player
+        self.played: list[tuple[str, ...]] = []
+        self.with_recompute: set[tuple[str, ...]] = set()
+        """Sets that fit only with recompute; all others fit without."""
+        self.raises: dict[tuple[str, ...], Exception] = {}
+        patch.setattr(player, "_with_recompute", self._play)
+
+    def _play(self, keys: tuple[str, ...]) -> LeverRow:
+        self.played.append(keys)
+        if keys in self.raises:
+            raise self.raises[keys]
+        added = (levers.RECOMPUTE,) if keys in self.with_recompute else ()
+        return LeverRow(levers=(*keys, *added), step=replace(self._player.as_is, fits=True))
+
+    def combined(self, **effects: Effect) -> list[tuple[tuple[str, ...], Effect]]:
+        rows = [
+            LeverRow(levers=(key,), step=self._player.as_is, judgement=Judgement(effect=effect))
+            for key, effect in effects.items()
+        ]
+        return [(row.levers, row.judgement.effect) for row in self._player.combined(rows)]
+
+
+@pytest.fixture
+def sets(small_player: Player, monkeypatch: pytest.MonkeyPatch) -> Sets:
+    return Sets(small_player, monkeypatch)
+
+
+def test_a_set_that_fits_ends_the_search_in_all_sets_that_hold_it(sets: Sets) -> None:
+    both = sets.combined(sgd="different", accumulate="rounding")
+    assert both == [(("accumulate",), "rounding"), (("sgd",), "different")]
+    assert sets.played == [("accumulate",), ("sgd",)], "both together are no cheaper"
+
+
+def test_a_set_that_fits_with_recompute_alone_leaves_larger_sets_to_try(sets: Sets) -> None:
+    """More levers may need less recompute."""
+    sets.with_recompute = {("accumulate",), ("sgd",)}
+    assert sets.combined(sgd="different", accumulate="rounding", recompute="bitwise") == [
+        (("accumulate", "recompute"), "rounding"), (("sgd", "recompute"), "different"),
+        (("sgd", "accumulate"), "different"),
+    ]  # fmt: skip
+
+
+def test_a_set_has_the_worst_effect_of_its_levers_and_none_if_one_is_not_judged(sets: Sets) -> None:
+    sets.with_recompute = {("accumulate",)}
+    assert sets.combined(accumulate="rounding", recompute="different") == [(("accumulate", "recompute"), "different")]
+    assert sets.combined(accumulate="bitwise", recompute="rounding") == [(("accumulate", "recompute"), "rounding")]
+    assert sets.combined(accumulate="rounding") == [(("accumulate", "recompute"), "not judged")]
+
+
+def test_a_set_that_cannot_be_played_is_skipped_and_a_cancelled_fit_ends(sets: Sets) -> None:
+    sets.raises = {("accumulate",): BadInput("No batch.")}
+    assert sets.combined(sgd="different", accumulate="rounding")[0] == (("sgd",), "different")
+    for error in (Cancelled("Cancelled."), TimedOut("Too late.")):
+        sets.raises = {("accumulate",): error}
+        with pytest.raises(type(error)):
+            sets.combined(sgd="different", accumulate="rounding")
+
+
+def test_twelve_sets_are_played_at_most(sets: Sets) -> None:
+    effects: dict[str, Effect] = {"sgd": "bitwise", "accumulate": "bitwise", "chunks": "bitwise", "lora": "bitwise"}
+    sets.with_recompute = {keys for n in range(1, 5) for keys in permutations(effects, n)}
+    assert len(sets.combined(**effects)) == len(sets.played) == 12
+
+
+@pytest.mark.parametrize("optimizer_form", ["default", "fused"])
+def test_the_judged_step_has_the_optimizer_form_of_the_card(optimizer_form: OptimizerForm) -> None:
+    for card, form in ((parse_card("24GiB", "", ""), "foreach"), (None, "default")):
+        player = Player(spec_of("mlp", card=card, optimizer_form=optimizer_form), None, silent)
+        small = player.small()
+        assert small is not None and small.card is None and small.n_repeats == 0
+        assert small.optimizer_form == (form if optimizer_form == "default" else optimizer_form)
+        assert small.holds_output == player.spec.output_is_held, "as on the card"
+
+
+EQUAL, DIFFERS = (graphs.compared(graphs.GRAPH, graphs.SPEC, equal=equal) for equal in (True, False))
+ROUNDS = replace(DIFFERS, gradients=tuple(
+    replace(diff, candidate_error=1e-8, baseline_error=1e-8) for diff in DIFFERS.gradients
+))  # fmt: skip
+FAILED = replace(EQUAL, failure=Failure(kind="model raised", sentence="It raised."))
+NOT_EQUAL_TWICE = replace(EQUAL, reproducible=False, not_reproducible_because="Two steps differ.")
+
+
+class Judged:
+    """Judges rows of a model, where every comparison has the same outcome."""
+
+    def __init__(self, name: str, comparison: Comparison, patch: pytest.MonkeyPatch) -> None:
+        self._judge, self._spec = Judge(spec_of(name), silent), spec_of(name)
+        comparison = replace(comparison, baseline=replace(comparison.baseline, spec=self._spec))
+        patch.setattr(SpecBaseline, "compared", lambda baseline, candidate: comparison)
+
+    def row(self, key: str) -> Judgement:
+        row = LeverRow(levers=(key,), step=PlayedStep(spec=self._spec, step_peak_bytes=1))
+        return self._judge.judged(row).judgement
+
+
+@pytest.mark.parametrize(
+    ("comparison", "effect", "reason"),
+    [
+        (EQUAL, "bitwise", ""), (ROUNDS, "rounding", ""), (FAILED, "not judged", "It raised."),
+        (NOT_EQUAL_TWICE, "not judged", "Two steps differ."),
+        (DIFFERS, "different", "Parameters are rounded to bfloat16 before the first step."),
+    ],
+)  # fmt: skip
+def test_the_verdict_of_the_real_steps_is_the_effect(
+    comparison: Comparison, effect: Effect, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judgement = Judged("mlp", comparison, monkeypatch).row("dtype")
+    assert (judgement.effect, judgement.reason) == (effect, reason)
+    worst = comparison.worst
+    assert judgement.distance == (worst and worst.relative_norm)
+
+
+STEP_OF_ITS_OWN = "The optimizer makes another step of the gradients: lr is 0.2 instead of 0.1."
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "reason"),
+    [
+        ("resnet", "accumulate", "Each half is computed alone, and the model has BatchNorm2d."),
+        ("gpt", "accumulate", "Each half is computed alone, and the model has Dropout."),
+        ("tied_lm", "accumulate", fit_judge.BY_HALVES),
+        ("resnet", "freeze", "Other parameters are trained."), ("mlp", "lora", "Other parameters are trained."),
+        ("mlp", "autocast", "Products are made in bfloat16, which rounds more."),
+        ("mlp", "chunks", "Another cause."),
+    ],
+)  # fmt: skip
+def test_why_a_lever_changes_the_training(name: str, key: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison = replace(DIFFERS, causes=("Another cause.",))
+    assert Judged(name, comparison, monkeypatch).row(key).reason == reason
+    comparison = replace(comparison, optimizer_settings=(("lr", "0.1", "0.2"),))
+    trains_others = key in ("freeze", "lora")
+    assert Judged(name, comparison, monkeypatch).row(key).reason == (reason if trains_others else STEP_OF_ITS_OWN)
+
+
+def test_an_error_of_the_small_step_is_the_reason_and_a_cancelled_one_ends_the_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged = Judged("mlp", EQUAL, monkeypatch)
+
+    def fail(error: Exception) -> None:
+        def compared(baseline: SpecBaseline, candidate: RunSpec) -> Comparison:
+            raise error
+
+        monkeypatch.setattr(SpecBaseline, "compared", compared)
+
+    fail(RuntimeError("no kernel"))
+    assert judged.row("sgd").effect == "not judged" and "no kernel" in judged.row("sgd").reason
+    for error in (Cancelled("Cancelled."), TimedOut("Too late.")):
+        fail(error)
+        with pytest.raises(type(error)):
+            judged.row("sgd")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", "resnet"])
+def test_a_judged_step_is_whole_and_no_lever_stays_for_the_next(name: str) -> None:
+    """The optimizer's step is part of it, and statistics of BatchNorm move once."""
+    spec = spec_of(name)
+    baseline = SpecBaseline(spec)
+    blocks = [fqn for fqn, module in load_for(spec).model.named_modules() if fqn and not list(module.children())]
+    recomputed = baseline.compared(replace(spec, policy=Policy.recompute(blocks[:3])))
+    assert recomputed.verdict == "bitwise equal" and recomputed.n_steps == 2
+    assert bool(recomputed.buffers) == (name == "resnet")
+    other = baseline.compared(replace(spec, optimizer="sgd"))
+    assert other.verdict == "different" and all(diff.bitwise for diff in other.gradients)
+    assert all(not diff.bitwise for diff in other.parameters if diff.trained)
+    assert baseline.compared(spec).verdict == "bitwise equal"

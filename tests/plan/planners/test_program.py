@@ -16,6 +16,7 @@ import pytest
 from explorer.errors import NotOnThisDevice
 from explorer.plan.planners import solver
 from explorer.plan.planners.planner import Planner
+from explorer.plan.planners.program import Limits, Solution, _Search
 from explorer.plan.planners.solver import Classes, Question, classes_of, minimised
 from explorer.plan.planners.variables import Values, Variables
 from explorer.plan.predict.forecaster import Forecaster
@@ -223,6 +224,7 @@ for option, value in (("output_flag", False), ("threads", 2)):
     first.setOptionValue(option, value)
 first.run()
 from explorer.plan.planners.planner import Planner
+from explorer.plan.planners.program import Limits, Solution, _Search
 from explorer.plan.planners.solver import Question, minimised
 from explorer.record import RunSpec
 from tests import graphs
@@ -231,3 +233,35 @@ variables = Planner(graphs.measured(graph, RunSpec(model=graph.model)), graph)._
 assert minimised(variables, Question(rows=(), for_peak=False, most_cost=None, seconds=10.0)) is not None
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "gap"), [(200.0, 190.0, 0.05), (200.0, 0.0, 1.0), (200.0, 210.0, 0.0), (0.0, 0.0, 0.0)]
+)
+def test_the_gap_is_the_share_of_the_value_that_is_not_proven(value: float, bound: float, gap: float) -> None:
+    solution = Solution(chosen=(), value=value, bound=bound, n_rows=0, n_solves=0)
+    assert solution.gap == pytest.approx(gap, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("limits", "value", "bound", "done"),
+    [
+        (Limits(budget_bytes=1), 10_000.0, 9_990.0, True),  # a gap of 0.1 %
+        (Limits(budget_bytes=1), 10_000.0, 9_989.0, False),
+        (Limits(budget_bytes=1), 10.0, 8.1, False),  # a cost has no unit of which one could be left
+        (Limits(), 10_000.0, 9_990.0, True),
+        (Limits(), 10_000.0, 9_989.0, False),
+        (Limits(), 10.0, 8.1, True),  # below two bytes
+        (Limits(), 10.0, 8.0, False),
+        (Limits(rival=1_000.0), 2_000.0, 999.0, True),  # nothing better than the rival can be found
+        (Limits(rival=1_000.0), 2_000.0, 998.9, False),
+    ],
+)
+def test_a_search_is_done_within_a_thousandth_or_two_bytes(
+    limits: Limits, value: float, bound: float, *, done: bool
+) -> None:
+    program = planner_of(DEEP)._program
+    search = _Search(program=program, limits=limits, ends=0.0, best=(), value=value, bound=bound)
+    assert search.done is done
+    without = _Search(program=program, limits=limits, ends=0.0, bound=bound)
+    assert without.done is (bound >= limits.rival * 0.999), "without a choice only the rival ends it"
