@@ -84,9 +84,14 @@ def has_few_controls_and_a_large_chart(page: Page) -> None:
     assert plot["y"] - column["y"] <= MOST_ABOVE, (plot, column)
 
 
+LEAST = re.compile(r"^12 of 12 blocks.*")
+"""The plan at the slider's least memory."""
+PARTS = (".strip", ".tools", ".slide", ".graph", ".sketch")
+
+
 def places(page: Page) -> list[float]:
-    """Edges of the figures, the slider, the graph and the first chart: of the preview, later of the page."""
-    boxes = [page.locator(part).bounding_box() for part in (".strip", ".slide", ".graph", ".sketch")]
+    """Edges of the figures, the tools, the slider, the graph and the first chart: of the preview, later of the page."""
+    boxes = [page.locator(part).bounding_box() for part in PARTS]
     return [edge for box in boxes if box is not None for edge in box.values()]
 
 
@@ -104,9 +109,15 @@ def test_a_first_visit_answers_before_the_worker_and_its_path_ends_with_a_policy
     page.locator("#preview .sketch > svg").wait_for()
     preview = places(page)
     assert page.get_by_text("recorded on another machine").count() == 1
+    early = page.locator("#preview")
+    early.get_by_role("slider").press("Home")
+    early.locator(".figure .value").get_by_text(LEAST).wait_for()
+    early.locator(".presets").click()
+    early.get_by_role("menuitem", name="Every second").click()
+    early.locator(".figure .value").get_by_text("6 of 12 blocks", exact=True).wait_for()
     for button, count in (("Recompute all", "12 of 12 blocks"), ("Keep all", "0 of 12 blocks")):
-        page.locator("#preview .graph").get_by_role("button", name=button).first.click()
-        page.locator("#preview .figure .value").get_by_text(count, exact=True).wait_for()
+        early.locator(".graph").get_by_role("button", name=button).first.click()
+        early.locator(".figure .value").get_by_text(count, exact=True).wait_for()
     page.unroute("**/static/js/index.*")
     for route in scripts:
         route.continue_()
@@ -126,7 +137,8 @@ def test_a_first_visit_answers_before_the_worker_and_its_path_ends_with_a_policy
     assert drawn == pytest.approx(page.evaluate(PLOT), abs=2), "Plotly's chart covers its sketch"
     page.get_by_text("starting").first.wait_for()
     undo, redo = (page.get_by_role("button", name=name) for name in ("Undo", "Redo"))
-    for count in ("12 of 12 blocks", "0 of 12 blocks"):  # each early click was kept, once, in its order
+    early_steps = ("12 of 12 blocks", "6 of 12 blocks", LEAST, "0 of 12 blocks")
+    for count in early_steps:  # each early step was kept, once, in its order
         undo.click()
         confirm_marks(page, count)
     undo.wait_for(state="hidden")

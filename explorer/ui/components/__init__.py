@@ -60,6 +60,7 @@ def preview() -> str:
     """HTML for the document: first words, and a script that draws an earlier run with the page's own components."""
     sources = {
         "strip": (STRIP, _text("figure_strip.css"), _text("figure_strip.js")),
+        "tools": (TOOLS, _text("tools.css"), _text("tools.js")),
         "slider": (SLIDER, _text("live_slider.css"), _text("live_slider.js")),
         "graph": (GRAPH, browser.style(), browser.script()),
         "chart": (SKETCH, _text("sketch.css"), _text("sketch.js")),

@@ -6,7 +6,8 @@ const HELD_MS = 1000 // a rerun takes a slow machine half a second, in which the
 
 export default function ({ data: [data], parentElement }) {
   let v = views.get(parentElement)
-  if (!v) {
+  const isNew = !v
+  if (isNew) {
     const input = parentElement.querySelector("input")
     v = { input, output: parentElement.querySelector("output"), held: false }
     const letGo = () => {
@@ -17,7 +18,9 @@ export default function ({ data: [data], parentElement }) {
     for (const kind of ["pointerup", "pointercancel", "change"]) input.addEventListener(kind, letGo)
     input.addEventListener("input", () => {
       v.say()
-      v.desk?.act({ kind: "place", place: Number(input.value), version: v.version }, v.held ? HELD_MS : undefined)
+      if (!v.desk) return
+      v.desk.place = Number(input.value)
+      v.desk.act({ kind: "place", place: v.desk.place, version: v.version }, v.held ? HELD_MS : undefined)
     })
     views.set(parentElement, v)
   }
@@ -32,6 +35,7 @@ export default function ({ data: [data], parentElement }) {
   parentElement.querySelector(".name").textContent = data.name
   v.input.max = Math.max(data.labels.length - 1, 0)
   v.input.disabled = data.labels.length < 2
-  if (!v.held && !v.desk?.isAhead(data.about)) v.input.value = data.at
+  if (!v.desk?.isAhead(data.about)) v.input.value = v.held ? v.input.value : data.at
+  else if (isNew) v.input.value = v.desk.place ?? data.at // moved in the preview
   v.say()
 }

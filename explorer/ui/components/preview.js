@@ -17,7 +17,7 @@ function isOver() {
 function draw(part, data, height) {
   const host = document.createElement("div")
   host.dataset.part = part
-  host.inert = host.ariaHidden = part !== "graph"
+  host.inert = host.ariaHidden = ["strip", "chart"].includes(part)
   if (height) host.style.height = `${height}px`
   const root = host.attachShadow({ mode: "open" })
   root.innerHTML = parts[part].html
@@ -35,12 +35,13 @@ async function begin() {
   query.set("dark", +matchMedia("(prefers-color-scheme: dark)").matches)
   const answer = await fetch(`preview?${query}`)
   if (answer.status !== 200 || isOver() || there(PAGE_GRAPH)) return // the page's graph takes clicks over only once
-  const { origin, words, strip, slider, graph, chart, height } = await answer.json()
+  const { origin, words, strip, tools, slider, graph, chart, height } = await answer.json()
   const [mark, line] = preview.querySelectorAll("mark, i")
   mark.textContent = origin
   line.textContent = words
   draw("strip", strip)
   draw("chart", { drawing: chart, loaded: true }, height)
+  if (tools) draw("tools", tools)
   if (slider) draw("slider", slider)
   draw("graph", graph)
   wait()

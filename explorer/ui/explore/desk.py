@@ -22,7 +22,7 @@ from explorer.record.plan import Forecast
 from explorer.record.run import RunSpec
 from explorer.ui.components import BrowserStep, Cell, GraphMarks
 from explorer.ui.explore import work
-from explorer.ui.explore.blocks import facts_of, paint_of, to_join, tools_of
+from explorer.ui.explore.blocks import about, facts_of, paint_of, to_join, tools_of
 from explorer.ui.explore.budget import policy_line
 from explorer.ui.explore.headline import Drawn, cells, freshness_line
 from explorer.ui.explore.headline import answer as answer_sentence
@@ -82,6 +82,12 @@ def desk_of(state: ExploreState, drawing: Layout | None) -> Desk:
         facts=facts,
         line=line_of(view, policy, *state.timeline) if state.timeline is not None else None,
     )
+
+
+def tools(desk: Desk, state: ExploreState, graph: ModelGraph) -> dict[str, object]:
+    """Data of the tools above the graph."""
+    names = [block.fqn for block in graph.blocks if block.fqn]
+    return {**desk.tools, "names": names, "about": about(state)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

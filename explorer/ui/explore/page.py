@@ -18,7 +18,7 @@ from explorer.record.graph import ModelGraph
 from explorer.ui.components import graph_tools, strip
 from explorer.ui.explore import budget, work
 from explorer.ui.explore.blocks import about, graph_panel
-from explorer.ui.explore.desk import desk_of, freeze
+from explorer.ui.explore.desk import desk_of, freeze, tools
 from explorer.ui.explore.files import imported_notes, policy_menu, run_menu
 from explorer.ui.explore.results import results
 from explorer.ui.explore.view import View, drawn_graph, predicted_presets, view_of
@@ -162,8 +162,7 @@ def _desk(state: ExploreState, slots: Slots) -> None:
     if graph is not None and drawing is not None and facts is not None:
         if len(graph.blocks) > 1:
             with st.container(key="tools"):
-                names = [block.fqn for block in graph.blocks if block.fqn]
-                graph_tools({**desk.tools, "names": names, "about": about(state)})
+                graph_tools(tools(desk, state, graph))
             budget.budget_row(state, view, graph, forecast, about(state))
         else:
             st.caption(glossary.NO_BLOCKS)

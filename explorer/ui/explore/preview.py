@@ -1,6 +1,6 @@
 """What components/preview.js draws before the page is there: figures, plans, graph and first chart of a known run.
 
-The graph answers clicks over the route already; the page's graph takes them over (graph.js, rule 8).
+Graph, tools and slider answer over the route already; the page's graph takes their steps over (graph.js, rule 8).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import asdict
 from explorer.ui.components import payload
 from explorer.ui.explore import budget, work
 from explorer.ui.explore.blocks import about, paint_of
-from explorer.ui.explore.desk import desk_of, freeze
+from explorer.ui.explore.desk import desk_of, freeze, tools
 from explorer.ui.explore.memory import ABOVE, first_sketch
 from explorer.ui.explore.view import view_of
 from explorer.ui.session import window
@@ -37,13 +37,14 @@ def preview(query: Mapping[str, str], cookies: Mapping[str, str]) -> dict[str, o
     height, slider = results_height(visitor) - ABOVE, None
     front = budget.points(state, view, budget.search_of(view))
     if len(front) > 1:
-        slider = budget.slider(state, view, front, desk.forecast)
+        slider = budget.slider(state, view, front, desk.forecast) | {"about": about(state)}
     freeze(state, view.graph, drawing)
     graph = about(state) | {"on": ()}
     return {
         "origin": view.stand_in.in_words if view.stand_in is not None else "",
         "words": ANSWERS[view.answer][0].rpartition("] ")[2],
         "strip": {"cells": list(map(asdict, desk.cells)), "about": graph},
+        "tools": tools(desk, state, view.graph) if len(view.graph.blocks) > 1 else None,
         "slider": slider,
         "graph": payload(drawing, marks, paint_of(desk.facts, drawing, visitor)) | graph | {"early": True},
         "chart": first_sketch(view, height, dark=query.get("dark") == "1"),

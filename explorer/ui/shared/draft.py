@@ -8,6 +8,7 @@ another model.
 from __future__ import annotations
 
 import secrets
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -21,6 +22,7 @@ from explorer.plan.card.allocator_options import parse_options
 from explorer.plan.card.cards import parse_card
 from explorer.plan.policy import block_names as decision
 from explorer.plan.policy.presets import preset
+from explorer.record.base import to_json
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import Ranks, RunSpec
@@ -288,12 +290,15 @@ REMEMBERED_PLANS = 8
 
 
 def offer_plans(draft: Draft, plans: tuple[tuple[Unit, ...], ...]) -> int:
-    """Notes the units that each place of the slider draws. Returns the version that a move names."""
-    version = max(draft.plans, default=0)
-    if draft.plans.get(version) != plans:
-        version += 1
-        draft.plans[version] = plans
-        draft.plans.pop(version - REMEMBERED_PLANS, None)
+    """Notes the units that each place of the slider draws. Returns the version that a move names.
+
+    The version is a checksum: a move in the preview of the page is right on the page if both have the same plans.
+    """
+    version = zlib.crc32(to_json(plans))
+    draft.plans.pop(version, None)
+    draft.plans[version] = plans
+    if len(draft.plans) > REMEMBERED_PLANS:
+        del draft.plans[next(iter(draft.plans))]
     return version
 
 

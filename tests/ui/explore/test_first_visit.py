@@ -114,6 +114,15 @@ def test_the_preview_is_what_the_page_draws_first(recorded: RecordedSample) -> N
     clicked = AnswerRequest(graph=graph["desk"], steps=(BrowserStep(n=1, kind="on", ids=("blocks.0",)),))
     answer = answer_to(clicked)
     assert answer is not None and "1 of" in answer["cells"][-1]["value"], "the preview's graph answers"
+    (version,) = [data["version"] for data in component_data(at) if "version" in data]
+    assert early["slider"]["version"] == version, "a place of the preview's slider is a place of the page's"
+    for kind, n in (("preset", 12), ("place", 12)):
+        step = BrowserStep(n=1, kind=kind, ids=("all",), place=0, version=version)
+        answer = answer_to(AnswerRequest(graph=graph["desk"], steps=(step,)))
+        assert answer is not None and f"{n} of" in answer["cells"][-1]["value"], kind
+    (page_tools,) = [data for data in component_data(at) if "presets" in data]
+    assert page_tools.pop("about") != early["tools"].pop("about")
+    assert json.loads(json.dumps(early["tools"])) == page_tools
     page_graph = graph_data(at)
     graph |= {name: page_graph[name] for name in ("join", "line")}  # the latter is over Plotly's chart
     assert graph.pop("early") and graph.pop("desk") != page_graph.pop("desk"), "another graph"
