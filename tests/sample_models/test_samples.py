@@ -18,9 +18,10 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.state.rng import seed_everything
 from explorer.plan.catalogue import Sample, catalogue, recorded_sample
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Failure, Measurement, RunSpec
 from explorer.record.graph import ModelRef
-from explorer.record.policy import Policy
+from explorer.record.policy import Policy, Unit
 from tests.engine.graphs import graph_of_loaded
 
 TINY: dict[str, dict[str, int | float | str | bool]] = {
@@ -140,3 +141,11 @@ def test_the_bundled_run_is_what_the_sample_does(sample: Sample) -> None:
     again = recorded_again(RunSpec(model=model))
     for name in ("step_peak_bytes", "saved_after_forward_bytes", "total_flops", "peak_phase"):
         assert getattr(again, name) == getattr(bundled.run, name), name
+    blocks = tuple(Unit(blocks=(fqn,), action="offload") for fqn in bundled.run.graph.repeats)
+    forecast = Forecaster(bundled.run, bundled.run.graph).forecast(Policy(units=blocks))
+    offloaded = recorded_again(RunSpec(model=model, policy=Policy(units=blocks)))
+    if sample.name == "moe":  # which tokens an expert gets depends on the machine
+        assert forecast.host_peak_bytes == pytest.approx(offloaded.peaks.offloaded_peak_bytes, rel=0.02)
+    else:
+        assert forecast.host_peak_bytes == offloaded.peaks.offloaded_peak_bytes
+        assert forecast.step_peak_bytes == offloaded.step_peak_bytes

@@ -96,7 +96,7 @@ def _no_saves(run: Measurement) -> str:
     if run.origin == "recorded":
         auto_policy = "explorer.auto_policy(..., offload=True)"
         return f"a step of your own loop shows it to {auto_policy} alone, if one backward reads it"
-    return "this step has none of it, or two backwards read it: press Run"
+    return "this step has none of it, two backwards read it, or an older version recorded it: press Run"
 
 
 def _overlap(policy: Policy) -> bool:
