@@ -109,9 +109,11 @@ class Summary:
 def summarize(run: Measurement, *, name: str, card: Card | None = None) -> Summary:
     """The summary of `run`. `name` is what a command line calls the run or its model."""
     step = next_step(run)
-    at = ledger(step) if step.allocations is not None else None
     on_card, refused = _on_card(run, card)
-    by_role: dict[str, int] = {} if at is None else dict(largest_roles(at))
+    by_role, by_block, moment = dict[str, int](), dict[str, int](), ""
+    if step.allocations is not None:
+        at = ledger(step)
+        by_role, by_block, moment = dict(largest_roles(at)), _largest_blocks(at, run), in_place(at)
     changes, no_change = _changes(step) if run.complete else ((), "The step was cut short, so no change is predicted.")
     return Summary(
         model=run.spec.model.target if run.graph is None else _name_of(run.graph),
@@ -122,9 +124,9 @@ def summarize(run: Measurement, *, name: str, card: Card | None = None) -> Summa
         device=f"{run.environment.device_name} ({run.environment.device})",
         peak_bytes=step.held_peak_bytes,
         peak_is_lower_bound=bool(bytes_outside(run)) or not run.complete,
-        moment="" if at is None else in_place(at),
+        moment=moment,
         held=by_role,
-        largest_blocks={} if at is None else _largest_blocks(at, run),
+        largest_blocks=by_block,
         total_memory_bytes=run.environment.total_memory_bytes,
         reserved_bytes=run.peaks.steady_reserved_peak_bytes or run.peaks.reserved_peak_bytes,
         card=on_card,
@@ -254,9 +256,12 @@ def summary_document(summary: Summary) -> dict[str, object]:
 
 def summary_lines(summary: Summary) -> Iterator[Line]:
     """The lines of a terminal, a label and a text each."""
-    size = "" if summary.n_parameters is None else f", {summary.n_parameters:,} parameters"
-    batch = f", batch {summary.batch}" if summary.batch else ""
-    yield "Step", f"{summary.model}{size}: {summary.step}{batch}, on {summary.device}"
+    model, step = summary.model, summary.step
+    if summary.n_parameters is not None:
+        model += f", {summary.n_parameters:,} parameters"
+    if summary.batch:
+        step += f", batch {summary.batch}"
+    yield "Step", f"{model}: {step}, on {summary.device}"
     if summary.failure:
         yield "Refused", summary.failure
     if summary.peak_bytes is not None:
@@ -295,7 +300,9 @@ def fits_text(summary: Summary) -> str:
     if card is not None and card.refused is not None:
         request = card.refused
         block = f" of {request.block}" if request.block else ""
-        where = "before the first step" if request.tick == 0 else f"in {request.phase}{block}, step {request.step}"
+        where = f"in {request.phase}{block}, step {request.step}"
+        if request.tick == 0:
+            where = "before the first step"
         return (
             f"{card.card.name}: no. It refuses {mib(request.n_bytes)} {where}, with "
             f"{mib(request.reserved_bytes)} reserved (simulated)"

@@ -113,7 +113,7 @@ def _operators(run: Measurement) -> dict[str, dict[str, OperatorBytes]]:
         row = rows.setdefault((log.blocks[log.block[i]], key), [0, 0, 0])
         row[0] += 1
         row[1] += log.n_bytes[i]
-        row[2] += log.n_bytes[i] if log.role[i] == SAVED else 0
+        row[2] += log.n_bytes[i] * (log.role[i] == SAVED)
     operators: dict[str, dict[str, OperatorBytes]] = defaultdict(dict)
     for (fqn, key), (n, n_bytes, saved) in rows.items():
         operators[fqn][key] = OperatorBytes(n=n, n_bytes=n_bytes, saved_bytes=saved)
@@ -220,8 +220,8 @@ def _lines(value: object, indent: str, name: str = "", end: str = "") -> Iterato
     """JSON. A short table of plain values stands on one line."""
     begin = f"{indent}{json.dumps(name, ensure_ascii=False)}: " if name or indent else ""
     entries: Iterable[object] = value.values() if isinstance(value, dict) else ()
-    is_short = len(value) <= _MOST_FIELDS_OF_A_LINE if isinstance(value, dict) else True
-    if not isinstance(value, dict) or (is_short and indent and all(isinstance(entry, str | int) for entry in entries)):
+    is_plain = indent and all(isinstance(entry, str | int) for entry in entries)
+    if not isinstance(value, dict) or (is_plain and len(value) <= _MOST_FIELDS_OF_A_LINE):
         yield f"{begin}{json.dumps(value, ensure_ascii=False)}{end}"
         return
     yield f"{begin}{{"

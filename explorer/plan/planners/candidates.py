@@ -99,18 +99,22 @@ class Candidates(Record):
     @cached_property
     def _inside(self) -> Mapping[int, list[int]]:
         inside: dict[int, list[int]] = defaultdict(list)
-        for i, outer in ((i, outer) for i, around in enumerate(self.around) for outer in around):
-            inside[outer].append(i)
+        for i, around in enumerate(self.around):
+            for outer in around:
+                inside[outer].append(i)
         return inside
+
+    def _calls(self, units: Iterable[int]) -> list[tuple[int, SavedByCall]]:
+        return [(i, call) for i in units for call in self.units[i].calls]
 
     def calls_inside(self, i: int, call: SavedByCall) -> list[tuple[int, SavedByCall]]:
         """Candidates inside a call of candidate `i`, each with its call."""
-        calls = ((inner, other) for inner in self._inside.get(i, ()) for other in self.units[inner].calls)
+        calls = self._calls(self._inside.get(i, ()))
         return [(inner, other) for inner, other in calls if call.first <= other.first and other.end <= call.end]
 
     def calls_around(self, i: int, call: SavedByCall) -> list[tuple[int, SavedByCall]]:
         """Candidates around a call of candidate `i`, innermost first, each with its call."""
-        calls = ((outer, other) for outer in self.around[i] for other in self.units[outer].calls)
+        calls = self._calls(self.around[i])
         return [(outer, other) for outer, other in calls if other.first <= call.first and call.end <= other.end]
 
     def exclude(self, i: int, j: int) -> bool:
@@ -190,12 +194,13 @@ def _around(units: Sequence[Unit]) -> tuple[tuple[int, ...], ...]:
     """Numbers of the units around each unit, innermost first."""
     places: dict[str, list[int]] = defaultdict(list)
     for i, unit in enumerate(units):
-        for fqn in () if excludes_nesting(unit) else unit.blocks:
-            places[fqn].append(i)
-    around = []
-    for unit in units:
-        outer = () if excludes_nesting(unit) else above(unit.blocks[0])
-        around.append(tuple(i for fqn in outer for i in places.get(fqn, ())))
+        if not excludes_nesting(unit):
+            for fqn in unit.blocks:
+                places[fqn].append(i)
+    around: list[tuple[int, ...]] = [()] * len(units)
+    for i, unit in enumerate(units):
+        if not excludes_nesting(unit):
+            around[i] = tuple(outer for fqn in above(unit.blocks[0]) for outer in places.get(fqn, ()))
     return tuple(around)
 
 
@@ -235,11 +240,9 @@ class _Costs:
 
     def of_copies(self, replay: Replay, unit: Unit, bandwidth: float) -> float:
         """The cost of the copies of an offloaded `unit` if none runs beside the step."""
-        return (
-            self.step
-            if self.unit == "FLOPs"
-            else 1e3 * with_offload(self._baseline, replay, (unit,)).moved_bytes / bandwidth
-        )
+        if self.unit == "FLOPs":
+            return self.step
+        return 1e3 * with_offload(self._baseline, replay, (unit,)).moved_bytes / bandwidth
 
     def spared(self, unit: Unit, inside: Unit) -> float:
         """The cost that a rerun of `unit` saves because it ends where `inside` is entered."""

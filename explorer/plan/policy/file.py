@@ -212,10 +212,12 @@ class _Reader:
             return from_plain(plain, kind)
         except UnreadableFile as error:
             complaint = str(error.__cause__)
-            at = _AT.search(complaint)
-            steps = tuple(_steps(at[1])) if at else ()
-            path = (*where, *(steps[len(left_out) :] if steps[: len(left_out)] == left_out else steps))
-            what = complaint[: at.start()] if at else complaint
+            steps, what = tuple[str | int, ...](), complaint
+            if at := _AT.search(complaint):
+                steps, what = tuple(_steps(at[1])), complaint[: at.start()]
+            if steps[: len(left_out)] == left_out:
+                steps = steps[len(left_out) :]
+            path = (*where, *steps)
             self._fault(path, f"{_dotted(path)}: {what.replace('`', '')}")
             return None
 

@@ -84,7 +84,9 @@ def _of_one(run: Measurement) -> tuple[Headline, ...]:
         )
         for key, value, tooltip in plain
     ]  # fmt: skip
-    return (*figures, _policy(run)) if run.spec.policy.units else tuple(figures)
+    if run.spec.policy.units:
+        figures.append(_policy(run))
+    return tuple(figures)
 
 
 def _peak_tooltip(run: Measurement) -> str:
@@ -161,10 +163,12 @@ def _how_many(run: Comparison) -> str:
     n, n_equal = run.n_gradients, run.n_bitwise_equal
     if run.verdict == "not comparable" or not n:
         return ""
+    words = f"{n - n_equal:,} of {count(n, 'tensor')} differ"
     if n_equal == n:
-        later = run.verdict in ("different", "rounding")
-        return f"{n:,} of {count(n, 'tensor')} equal" + (" in the first step" if later else "") + _untrained(run)
-    return f"{n - n_equal:,} of {count(n, 'tensor')} differ{_untrained(run)}"
+        words = f"{n:,} of {count(n, 'tensor')} equal"
+        if run.verdict in ("different", "rounding"):
+            words += " in the first step"
+    return words + _untrained(run)
 
 
 def _untrained(run: Comparison) -> str:
@@ -213,8 +217,10 @@ def danger(fired: tuple[Hazard, ...], tab: str = "Gradients") -> str:
     wrong = errors(fired)
     if not wrong:
         return ""
-    more = f" {count(len(wrong) - 1, 'more error')} in the tab {tab}." if len(wrong) > 1 else ""
-    return f"Known before any run: {wrong[0].sentence} {wrong[0].remedy}{more}"
+    words = f"Known before any run: {wrong[0].sentence} {wrong[0].remedy}"
+    if len(wrong) > 1:
+        words += f" {count(len(wrong) - 1, 'more error')} in the tab {tab}."
+    return words
 
 
 def warning_lines(fired: tuple[Hazard, ...]) -> str:

@@ -100,11 +100,15 @@ def _share(cut: list[str], limit: int) -> list[Row]:
         else:
             runs.append([fqn])
     longest = max(len(run) for run in runs)
-    size = next((s for s in range(2, longest) if sum(-(-len(run) // s) for run in runs) <= limit), longest)
-    groups = [run[i : i + size] for run in runs for i in range(0, len(run), size)]
-    return [
-        Row(label=group[0] if len(group) == 1 else f"{group[0]} to {group[-1]}", fqns=tuple(group)) for group in groups
-    ]
+    size = 2
+    while size < longest and sum(-(-len(run) // size) for run in runs) > limit:
+        size += 1
+    rows = []
+    for run in runs:
+        for i in range(0, len(run), size):
+            first, *others = group = run[i : i + size]
+            rows.append(Row(label=f"{first} to {others[-1]}" if others else first, fqns=tuple(group)))
+    return rows
 
 
 WHOLE_MODEL = "(whole model)"

@@ -137,8 +137,11 @@ def _names(saved: dict[str, dict[str, tuple[int, int]]]) -> list[str]:
 def _of(by_op: dict[str, tuple[int, int]], name: str, shown: list[str]) -> tuple[int, int]:
     if name != REST:
         return by_op.get(name, (0, 0))
-    rest = [both for op, both in by_op.items() if op not in shown]
-    return sum(size for size, _ in rest), sum(n for _, n in rest)
+    n_bytes = n_allocations = 0
+    for op, (size, n) in by_op.items():
+        if op not in shown:
+            n_bytes, n_allocations = n_bytes + size, n_allocations + n
+    return n_bytes, n_allocations
 
 
 def _operator_rows(saved: dict[str, dict[str, tuple[int, int]]]) -> list[dict[str, str | int]]:
@@ -227,10 +230,12 @@ def _grid(ledger: Ledger, fqns: Sequence[str]) -> tuple[list[str], list[tuple[st
     lines = list(by_line(ledger))[:MOST_LINES]
     labels = [*(row.label for row in rows.rows), *lines, ROOT_LABEL]
     members = [*(row.fqns for row in rows.rows), *[("",)] * len(lines), ("",)]
-    sizes: list[dict[Role, int]] = [{} for _ in labels]
+    by_role: dict[int, dict[Role, int]] = {}
     for cell in ledger.cells:
-        in_line = cell.line in lines
-        row = sizes[len(rows.rows) + lines.index(cell.line) if in_line else rows.index(cell.block)]
-        row[cell.role] = row.get(cell.role, 0) + cell.n_bytes
-    full = [i for i, row in enumerate(sizes) if row]
-    return [labels[i] for i in full], [members[i] for i in full], [sizes[i] for i in full]
+        place = rows.index(cell.block) % len(labels)  # -1, the model itself, is the last
+        if cell.line in lines:
+            place = len(rows.rows) + lines.index(cell.line)
+        sizes = by_role.setdefault(place, {})
+        sizes[cell.role] = sizes.get(cell.role, 0) + cell.n_bytes
+    full = sorted(by_role)
+    return [labels[i] for i in full], [members[i] for i in full], [by_role[i] for i in full]

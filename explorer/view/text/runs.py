@@ -342,6 +342,10 @@ def alive_rows(run: Measurement, by: Literal["module", "source line"]) -> list[d
     ]
 
 
+def _old_and_new(old: int, new: int) -> str:
+    return mib(new) if old == new else from_to(old, new, " → ")
+
+
 def rows_outside(shown: Sequence[Row], run: Measurement, baseline: Measurement | None) -> list[dict[str, str]]:
     """What is in none of the `shown` rows: saved bytes by line, and the forward FLOPs of all these lines together."""
     blocks = {fqn for row in shown for fqn in row.fqns}
@@ -349,7 +353,7 @@ def rows_outside(shown: Sequence[Row], run: Measurement, baseline: Measurement |
     rows: list[dict[str, str]] = []
     for place in dict.fromkeys((*before, *after)):
         old, new = before.get(place, 0), after.get(place, 0)
-        rows.append({"block": place, "saved after forward": mib(new) if old == new else from_to(old, new, " → ")})
+        rows.append({"block": place, "saved after forward": _old_and_new(old, new)})
     whole = run.by_fqn[""].forward_flops if "" in run.by_fqn else 0
     if rest := whole - sum(row_sum(run, row, "forward_flops") for row in shown):
         rows.append({"block": "code in no block", "forward": flops(rest)})
@@ -361,12 +365,14 @@ def row_cells(row: Row, run: Measurement, baseline: Measurement | None) -> dict[
     again, flops_again = row_sum(run, row, "n_recompute"), row_sum(run, row, "recompute_flops")
     saved = row_sum(run, row, "saved_after_forward_bytes")
     before = row_sum(baseline or run, row, "saved_after_forward_bytes")
-    times = "inside" if flops_again else ""
+    times = recompute = ""
+    if again or flops_again:
+        times, recompute = "inside", flops(flops_again)
     if again:
         times = f"×{again}"
     return {
-        "saved after forward": mib(saved) if before == saved else from_to(before, saved, " → "),
+        "saved after forward": _old_and_new(before, saved),
         "forward": flops(row_sum(run, row, "forward_flops")),
-        "recompute": flops(flops_again) if again or flops_again else "",
+        "recompute": recompute,
         "runs again": times,
     }
