@@ -250,9 +250,9 @@ def _too_far(exact: Outcome, baseline: Outcome, epsilon: float) -> str:
     if distance is not None and distance <= math.sqrt(epsilon):
         return ""
     far = "an unknown part" if distance is None else f"{distance:.1e}"
-    numbers = (
-        "other random numbers" if baseline.draws else "no generator moved, so random numbers of a source without a seed"
-    )
+    numbers = "no generator moved, so random numbers of a source without a seed"
+    if baseline.draws:
+        numbers = "other random numbers"
     return (
         f"In float64 the gradients lie {far} of their norm away from the baseline's: {numbers}, other branches (a ReLU "
         "near zero, a maximum of two), a loss so near zero that its gradient is rounding, or a model that amplifies it."

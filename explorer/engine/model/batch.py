@@ -73,7 +73,9 @@ def unpacked(ref: ModelRef, built: object, sizes: Mapping[str, int]) -> Loaded:
     """
     model, batch, loss = built, None, None
     if isinstance(built, (tuple, list)):
-        model, batch, loss = (*built, None, None)[:3] if 1 <= len(built) <= 3 else (None, None, None)
+        model = None
+        if 1 <= len(built) <= 3:
+            model, batch, loss = (*built, None, None)[:3]
     if not isinstance(model, nn.Module):
         kind = f"{len(built)} things" if isinstance(built, (tuple, list)) else type(built).__name__
         raise ModelNotLoaded(f"The factory of {ref.target} returned {kind}, not a model.", hint=_WAYS)
@@ -143,8 +145,12 @@ def made_text(model: nn.Module, inputs: object) -> str:
     optional = _arguments(model, None, keywords=True)
     usual = [name for name in optional if name in _TARGETS or ("mask" in name and not name.startswith("att"))]
     left_out = [name for name in usual if name not in filled and "encoder" not in name]
-    parts = [f"{word} {listed(names)}" for word, names in (("with", filled), ("without", left_out)) if names]
-    return " ".join(["made to fit", *parts])
+    text = "made to fit"
+    if filled:
+        text += f" with {listed(filled)}"
+    if left_out:
+        text += f" without {listed(left_out)}"
+    return text
 
 
 def with_targets(model: nn.Module, inputs: object) -> object:
@@ -166,10 +172,10 @@ def with_targets(model: nn.Module, inputs: object) -> object:
             optional, switches = [name for name in optional if name in _TARGETS], []
         for choices in _fillings(optional, switches, inputs, output):
             for arguments in choices:
-                taken = {**named, **arguments}
-                output = _output_of(probe, taken)
+                filled = {**named, **arguments}
+                output = _output_of(probe, filled)
                 if loss_in(output) is not None:
-                    return taken
+                    return filled
                 if output is not None:
                     break  # the argument fits and is no target
         return None
@@ -196,11 +202,15 @@ def _fillings(
     logits = next(filter(Tensor.is_floating_point, tensor_leaves(output)), None)
     masks = [name for name in optional if "mask" in name]
     targets = [name for name in optional if name not in masks]
-    yield from (iter([{name: True}]) for name in switches)
-    yield from (({name: value} for value in _targets(first, logits)) for name in targets)
-    yield from (({name: value} for value in _masks(first, logits)) for name in masks)
-    for name in targets[:1] if masks else ():
-        yield ({name: value, masks[0]: mask} for value in _targets(first, logits) for mask in _masks(first, logits))
+    for name in switches:
+        yield iter([{name: True}])
+    for name in targets:
+        yield ({name: value} for value in _targets(first, logits))
+    for name in masks:
+        yield ({name: value} for value in _masks(first, logits))
+    if targets and masks:
+        target, mask = targets[0], masks[0]
+        yield ({target: value, mask: hides} for value in _targets(first, logits) for hides in _masks(first, logits))
 
 
 def _targets(first: Tensor, logits: Tensor | None) -> Iterator[Tensor]:
@@ -215,7 +225,8 @@ def _targets(first: Tensor, logits: Tensor | None) -> Iterator[Tensor]:
 def _masks(first: Tensor, logits: Tensor | None) -> Iterator[Tensor]:
     """Candidates for a mask that covers every second place: of the tokens, of the input, of the output."""
     sizes = [first.shape[:2], first.shape, first.shape[:1] + first.shape[2:]]
-    sizes += [] if logits is None else [logits.shape[:2], logits.shape]
+    if logits is not None:
+        sizes += [logits.shape[:2], logits.shape]
     for size in dict.fromkeys(sizes):
         half = torch.arange(size.numel()).reshape(size) % 2
         yield half.bool()

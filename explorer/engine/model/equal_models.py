@@ -70,8 +70,12 @@ def plain_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _tensors(model: nn.Module, kind: str) -> dict[str, Any]:
-    tensors = ((fqn, *item) for fqn, module in plain_modules(model) for item in getattr(module, kind).items())
-    return {f"{fqn}.{name}".lstrip("."): tensor for fqn, name, tensor in tensors if tensor is not None}
+    tensors = {}
+    for fqn, module in plain_modules(model):
+        for name, tensor in getattr(module, kind).items():
+            if tensor is not None:
+                tensors[f"{fqn}.{name}".lstrip(".")] = tensor
+    return tensors
 
 
 def same_parameters(model: nn.Module, other: nn.Module) -> tuple[str, ...]:
@@ -145,11 +149,12 @@ def lost_state(model: nn.Module, copied: nn.Module) -> str:
 
 def is_equal_start(first: Loaded, second: Loaded) -> bool:
     """Whether both start from the same bits, in separate memory."""
-    modules = [[(fqn, module.training) for fqn, module in loaded.model.named_modules()] for loaded in (first, second)]
-    tensors = [dict((*loaded.model.named_parameters(), *loaded.model.named_buffers())) for loaded in (first, second)]
-    if modules[0] != modules[1] or tensors[0].keys() != tensors[1].keys():
+    if _modes(first.model) != _modes(second.model):
         return False
-    if not all(_equal_and_apart(tensor, tensors[1][name]) for name, tensor in tensors[0].items()):
+    tensors, others = _all_tensors(first.model), _all_tensors(second.model)
+    if tensors.keys() != others.keys():
+        return False
+    if not all(_equal_and_apart(tensor, others[name]) for name, tensor in tensors.items()):
         return False
     batches = [tree_leaves((loaded.inputs, loaded.targets)) for loaded in (first, second)]
     if len(batches[0]) != len(batches[1]) or not all(map(_equal, *batches)):
@@ -157,6 +162,14 @@ def is_equal_start(first: Loaded, second: Loaded) -> bool:
     # A class or a file is common to both models, and may change between the builds.
     states = [list(read_state(loaded.model, shared=False).values()) for loaded in (first, second)]
     return same_state(*states)
+
+
+def _modes(model: nn.Module) -> list[tuple[str, bool]]:
+    return [(fqn, module.training) for fqn, module in model.named_modules()]
+
+
+def _all_tensors(model: nn.Module) -> dict[str, Tensor]:
+    return dict((*model.named_parameters(), *model.named_buffers()))
 
 
 def copy_batch(batch: object) -> Any:
@@ -174,8 +187,11 @@ def copy_batch(batch: object) -> Any:
 
 
 def _equal_and_apart(a: Tensor, b: Tensor) -> bool:
-    addresses = [{storage.data_ptr() for storage in storages(tensor) if storage.nbytes()} for tensor in (a, b)]
-    return a is not b and not addresses[0] & addresses[1] and _equal(a, b)
+    return a is not b and _addresses(a).isdisjoint(_addresses(b)) and _equal(a, b)
+
+
+def _addresses(tensor: Tensor) -> set[int]:
+    return {storage.data_ptr() for storage in storages(tensor) if storage.nbytes()}
 
 
 def _equal(a: object, b: object) -> bool:

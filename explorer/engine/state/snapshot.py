@@ -252,9 +252,13 @@ def _is_refilled(value: object) -> bool:
 def optimizers_of(model: nn.Module, objects: Sequence[object] | None = None) -> list[Optimizer]:
     """The optimizers among `objects` that step a parameter of the model. None: among all objects in memory."""
     ids = {id(parameter) for parameter in model.parameters()}
-    objects = instances_in_memory(Optimizer) if objects is None else objects
-    optimizers = [thing for thing in objects if isinstance(thing, Optimizer)]
-    return [one for one in optimizers if any(id(p) in ids for group in one.param_groups for p in group["params"])]
+    optimizers = []
+    for part in instances_in_memory(Optimizer) if objects is None else objects:
+        if isinstance(part, Optimizer):
+            stepped = {id(parameter) for group in part.param_groups for parameter in group["params"]}
+            if not ids.isdisjoint(stepped):
+                optimizers.append(part)
+    return optimizers
 
 
 @dataclass(slots=True, init=False)
