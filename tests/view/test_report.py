@@ -307,6 +307,15 @@ def test_a_policy_that_the_page_does_not_replay_is_said() -> None:
         assert 'class="explorable"' in text and (escape(OTHER_POLICY) in text) == (policy in others)
 
 
+def test_a_run_that_offloads_says_why_no_block_can_be_chosen() -> None:
+    run = measured(recompute=[0])
+    units = (Unit(blocks=("layers.0",), action="offload"),)
+    offloading = replace(run, spec=replace(run.spec, policy=Policy(units=units)))
+    sentence = "No block can be chosen in this file. Nothing is predicted from a run in which layers.0 keep"
+    for step, is_there in ((offloading, True), (run, False)):
+        assert (sentence in report_text(of(step))) == is_there
+
+
 def test_a_long_table_says_how_many_rows_it_leaves_out() -> None:
     texts = [table([{"row": row} for row in range(n_rows)]) for n_rows in (60, 1261)]
     assert [(text.count("<td"), "and 1,201 more" in text) for text in texts] == [(60, False), (60, True)]

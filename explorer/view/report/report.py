@@ -14,6 +14,7 @@ from typing import TypeVar
 from explorer import slices
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.memory.ledger import ledger
+from explorer.plan.predict.not_predicted import no_baseline
 from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.checkpointing import checkpointing_rows, not_comparable_because, sides
 from explorer.plan.why.peak import explain, explain_one
@@ -199,6 +200,8 @@ def _head(of: ReportOf, run: Run, *, figures: bool) -> Iterator[str]:
     if figures:
         yield paragraph(alone if shown.spec.forward_only else f"Policy: {in_words(shown.spec.policy)}.")
         yield f'<div class="cards">{"".join(map(figure_card, headlines(run)))}</div>'
+        if not isinstance(run, Comparison) and (because := no_baseline(run)):
+            yield paragraph(f"No block can be chosen in this file. {because}")
     if isinstance(run, Comparison) and not run.comparable:
         yield box([f"The {what_failed(run)}: nothing is bought, and nothing is proven."], "error")
     yield from failure_boxes(holder.failure for holder in (*runs_of(run).values(), run))
