@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from itertools import chain
@@ -179,19 +180,15 @@ def sample(path: Path) -> Sample:
 
 def own_samples(targets: Iterable[str], lesson: str = "Given on the command line.") -> tuple[Sample, ...]:
     """Models given by reference, each under a name that no other has; a file's SIZES are its sizes."""
-    unique = tuple(dict.fromkeys(targets))
-    short = {target: _short(target) for target in unique}
-    return tuple(
-        Sample(
-            name=target,
-            target=target,
-            title=short[target] if list(short.values()).count(short[target]) == 1 else target.replace(":", ", "),
-            lesson=lesson,
-            sizes=sizes_of(target),
-            arguments=_with_batch(target, factory_arguments(target)),
-        )
-        for target in unique
-    )
+    short = {target: _short(target) for target in targets}
+    titles = Counter(short.values())
+    samples = []
+    for target, title in short.items():
+        if titles[title] > 1:
+            title = target.replace(":", ", ")
+        sizes, arguments = sizes_of(target), _with_batch(target, factory_arguments(target))
+        samples.append(Sample(name=target, target=target, title=title, lesson=lesson, sizes=sizes, arguments=arguments))
+    return tuple(samples)
 
 
 def _with_batch(target: str, arguments: FactoryArguments) -> FactoryArguments:

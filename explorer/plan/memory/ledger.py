@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from explorer.errors import BadInput
@@ -105,15 +106,19 @@ def ledger(measurement: Measurement, tick: int | None = None) -> Ledger:
     entry = int(event.entry[at])
     # Compiled code has no blocks; the gradient that it makes is named after its parameter's block all the same.
     is_in_block = entry >= 0 and not measurement.ran_compiled
-    return Ledger(
+    moment = Ledger(
         tick=at,
-        phase=span.phase if span else None,
-        phase_block=span.block if span else "",
-        phase_share=_share(measurement.phases, span, at) if span else None,
+        phase=None,
+        phase_block="",
+        phase_share=None,
         at_block=log.blocks[log.block[entry]] if is_in_block else "",
         is_peak=at == peak,
         cells=cells_of(log, alive(log, at)),
     )
+    if span is None:
+        return moment
+    share = _share(measurement.phases, span, at)
+    return replace(moment, phase=span.phase, phase_block=span.block, phase_share=share)
 
 
 def span_at(phases: tuple[PhaseSpan, ...], tick: int) -> PhaseSpan | None:
@@ -191,7 +196,8 @@ def place(at: Ledger) -> str:
         part = "start"
     elif at.phase_share > 0.9:
         part = "end"
-    return f"the {part} of {at.phase}" + (f" in {at.at_block}" if at.at_block else "")
+    moment = f"the {part} of {at.phase}"
+    return f"{moment} in {at.at_block}" if at.at_block else moment
 
 
 def in_place(at: Ledger) -> str:
@@ -211,7 +217,8 @@ def holders(at: Ledger) -> str:
     for role, n_bytes in largest_roles(at)[:3]:
         most = next(cell for cell in at.cells if cell.role == role)
         place = most.block or most.line
-        share = "most " if n_bytes > most.n_bytes else ""
-        where = f" ({share}in {place})" if place else ""
-        parts.append(f"{role} {mib(n_bytes)}{where}")
+        part = f"{role} {mib(n_bytes)}"
+        if place:
+            part += f" ({'most ' * (n_bytes > most.n_bytes)}in {place})"
+        parts.append(part)
     return ", ".join(parts)

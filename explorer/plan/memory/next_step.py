@@ -18,7 +18,7 @@ What the step makes and leaves in memory goes on in one of four ways:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from msgspec.structs import replace
@@ -87,8 +87,11 @@ def new_bytes(run: Measurement) -> dict[Role, int]:
     before, after = run.allocations, next_step(run).allocations
     totals: dict[Role, int] = defaultdict(int)
     for log, sign in ((after, 1), (before, -1)):
-        for n_bytes, role, born in zip(log.n_bytes, log.role, log.born) if log is not None else ():
-            totals[ROLES[role]] += 0 if born else sign * n_bytes
+        if log is None:
+            continue
+        for n_bytes, role, born in zip(log.n_bytes, log.role, log.born):
+            if not born:
+                totals[ROLES[role]] += sign * n_bytes
     return {role: size for role, size in totals.items() if size > 0}
 
 
@@ -114,26 +117,31 @@ def _outputs_of_model(log: Allocations) -> dict[int, int]:
 
 def _with_older(log: Allocations, older: dict[int, int]) -> Allocations:
     """`log` with one more entry for each of `older`: its value of the step before, which is freed at the tick."""
-    entries, n = list(older), len(older)
-    roles = [GRADIENT if log.role[entry] == GRADIENT else INPUT for entry in entries]
+    zeros = [0] * len(older)
+    roles = [GRADIENT if log.role[entry] == GRADIENT else INPUT for entry in older]
     return replace(
         log,
-        n_bytes=_longer(log.n_bytes, [log.n_bytes[entry] for entry in entries]),
-        born=_longer(log.born, [0] * n),
-        died=_longer(log.died, list(older.values())),
+        n_bytes=_repeated(log.n_bytes, older),
+        born=_longer(log.born, zeros),
+        died=_longer(log.died, older.values()),
         role=_longer(log.role, roles),
-        block=_longer(log.block, [log.block[entry] for entry in entries]),
-        op=_longer(log.op, [0] * n),
-        released=_longer(log.released, [0] * n),
-        dtype=_longer(log.dtype, [log.dtype[entry] for entry in entries] if len(log.dtype) else ()),
-        stream=_longer(log.stream, [log.stream[entry] for entry in entries] if len(log.stream) else ()),
-        line=_longer(log.line, [0] * n if len(log.line) else ()),
+        block=_repeated(log.block, older),
+        op=_longer(log.op, zeros),
+        released=_longer(log.released, zeros),
+        dtype=_repeated(log.dtype, older),
+        stream=_repeated(log.stream, older),
+        line=_longer(log.line, zeros),
     )
 
 
-def _longer(values: Column, more: Sequence[int]) -> Column:
+def _longer(values: Column, more: Iterable[int]) -> Column:
     """`values` and `more`; an empty column stays empty, because the record lacks it."""
     return column([*values, *more]) if len(values) else values
+
+
+def _repeated(values: Column, entries: Iterable[int]) -> Column:
+    """`values`, then those of `entries` a second time."""
+    return _longer(values, (values[entry] for entry in entries))
 
 
 def _column(values: Bytes) -> Column:

@@ -210,8 +210,8 @@ def _head(of: ReportOf, run: Run, *, figures: bool) -> Iterator[str]:
 
 def figure_card(figure: Headline) -> str:
     """A headline figure as a card."""
-    tone = "" if figure.tone == "neutral" else figure.tone
-    return card(figure.label, figure.value, figure.tooltip, [(figure.delta, tone), (", ".join(figure.origin), "quiet")])
+    tone, origin = figure.tone.removeprefix("neutral"), ", ".join(figure.origin)
+    return card(figure.label, figure.value, figure.tooltip, [(figure.delta, tone), (origin, "quiet")])
 
 
 def _memory(of: ReportOf, run: Run, *, drawn_above: bool) -> Iterator[str]:
@@ -247,7 +247,9 @@ def by_role_and_block(run: Measurement) -> Iterator[str]:
         yield drawn(roles(run))
         yield drawn(by_block(run))
     alive = ledger(run)
-    when = "Alive at the peak" if run.phases else "Known to be held when it was refused"
+    when = "Known to be held when it was refused"
+    if run.phases:
+        when = "Alive at the peak"
     yield paragraph(f"{when}: {mib(alive.total_bytes)}.")
     yield from (paragraph(caveat, "quiet") for caveat in peak_caveats(run))
     yield drawn(ledger_chart(alive, [cost.fqn for cost in run.blocks]))
