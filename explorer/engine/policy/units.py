@@ -9,6 +9,8 @@ A standalone file of a policy is made of this source: it needs torch, segments.p
 3. An ancestor and its descendants may both be units; descendants run inside their ancestor's checkpoint.
 4. Keyword arguments are passed by position and bound again inside the checkpoint. Reentrant checkpointing refuses
    keywords. Non-reentrant checkpointing holds their tensors itself, and a unit around the checkpoint cannot free them.
+   An argument that is given twice is passed once: inside a unit, torch gives each place a tensor of its own at the
+   recompute, and nn.MultiheadAttention computes differently unless query, key and value are one tensor.
 
 A checkpointed block runs twice in one step: in forward, and again in backward to make what it did not keep. The second
 run must compute exactly what the first run did and leave no trace. `Recomputing` surrounds each second run; it is made
@@ -179,6 +181,11 @@ def _run(
     )
     if kwargs:
         function, args = functools.partial(_with_keywords, function, tuple(kwargs)), (*args, *kwargs.values())
+    first_places = {id(arg): place for place, arg in reversed(list(enumerate(args)))}
+    if len(first_places) < len(args):
+        once = sorted(first_places.values())
+        order = tuple(once.index(first_places[id(arg)]) for arg in args)
+        function, args = functools.partial(_with_repeats, function, order), tuple(args[place] for place in once)
     if policy.use_reentrant:
         return torch.utils.checkpoint.checkpoint(
             _FirstThenAgain(function, recompute()),
@@ -205,6 +212,11 @@ def _with_keywords(function: Callable[..., object], names: Sequence[str], *args:
     """Calls `function` with the last positional arguments bound to `names` as keywords."""
     first = len(args) - len(names)
     return function(*args[:first], **dict(zip(names, args[first:], strict=True)))
+
+
+def _with_repeats(function: Callable[..., object], order: Sequence[int], *args: object) -> object:
+    """Calls `function` with the argument of each place; `order` has its number among `args`."""
+    return function(*(args[number] for number in order))
 
 
 def _without_witnesses(function: Callable[..., object], _: object, *args: object) -> object:

@@ -380,3 +380,55 @@ def test_each_stream_brings_a_copy_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(offload, "_stream", lambda device, streams=streams: next(streams))
         torch.autograd.grad(loss, y, retain_graph=True)
         assert lane.n_back == n_back
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_an_argument_that_is_given_twice_is_one_tensor_at_the_recompute_too(use_reentrant: bool) -> None:
+    """Else nn.MultiheadAttention inside a unit takes other products for query, key and value, and torch raises."""
+
+    class Same(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.seen: list[tuple[bool, ...]] = []
+
+        def forward(self, x: Tensor, y: Tensor, other: Tensor, *, last: Tensor) -> Tensor:
+            self.seen.append((x is y, x is last, x is other, other is y))
+            return torch.tanh(self.linear(x)) * y + other - last
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Same()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x, x, 2 * x, last=x)
+
+    model = nn.Sequential(nn.Linear(4, 4), Outer(), nn.Linear(4, 4))
+    x = torch.randn(3, 4)
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        model(x).square().sum().backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    plain = gradients()
+    model[1].inner.seen.clear()
+    with apply_policy(model, Policy.recompute(["1", "1.inner"], use_reentrant=use_reentrant)):
+        again = gradients()
+    assert all(torch.equal(left, right) for left, right in zip(plain, again, strict=True))
+    assert len(model[1].inner.seen) >= 2 and set(model[1].inner.seen) == {(True, True, False, False)}
+
+
+def test_layers_of_an_encoder_recompute_with_their_attention_inside() -> None:
+    torch.manual_seed(0)
+    layers = (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0) for _ in range(2))
+    model = nn.Sequential(nn.Linear(8, 8), *layers)
+    x = torch.randn(3, 5, 8)
+    model(x).square().sum().backward()
+    plain = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    with apply_policy(model, Policy.recompute(["1", "1.self_attn", "2"])):
+        model(x).square().sum().backward()
+    for parameter, gradient in zip(model.parameters(), plain, strict=True):
+        assert parameter.grad is not None and gradient is not None and torch.equal(parameter.grad, gradient)
