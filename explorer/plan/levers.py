@@ -209,16 +209,12 @@ LEVERS = (
         "loss",
         "loss over 8 chunks of the batch",
         _chunks,
-        "loss = sum(checkpoint(lambda x, t: len(x) / len(hidden) * loss_function(model.get_submodule({last!r})(x), t), "
-        "x, t, use_reentrant=False) for x, t in zip(hidden.chunk(8), targets.chunk(8)))  # hidden: the input of {last}",
+        "loss = sum(checkpoint(lambda x, t: len(x) / len(targets) * loss_function(model.get_submodule({last!r})(x), t)"
+        ", x, t, use_reentrant=False) for x, t in zip(hidden.chunk(8), targets.chunk(8)))"
+        "  # hidden: the input of {last}\n"
+        "del hidden  # else it is held through backward",
     ),
-    Lever(
-        "lora",
-        "trained",
-        "LoRA of rank 8, the model frozen",
-        _lora,
-        PEFT,
-    ),
+    Lever("lora", "trained", "LoRA of rank 8, the model frozen", _lora, PEFT),
     Lever(
         "qlora",
         "trained",

@@ -9,8 +9,8 @@ A standalone file of a policy is made of this source: it needs torch, segments.p
 3. An ancestor and its descendants may both be units; descendants run inside their ancestor's checkpoint.
 4. Keyword arguments are passed by position and bound again inside the checkpoint. Reentrant checkpointing refuses
    keywords. Non-reentrant checkpointing holds their tensors itself, and a unit around the checkpoint cannot free them.
-   An argument that is given twice is passed once: inside a unit, torch gives each place a tensor of its own at the
-   recompute, and nn.MultiheadAttention computes differently unless query, key and value are one tensor.
+   An argument that is given twice is passed once. Inside a unit, torch gives each place a tensor of its own at the
+   recompute. nn.MultiheadAttention then computes differently, because query, key and value are not one tensor.
 
 A checkpointed block runs twice in one step: in forward, and again in backward to make what it did not keep. The second
 run must compute exactly what the first run did and leave no trace. `Recomputing` surrounds each second run; it is made

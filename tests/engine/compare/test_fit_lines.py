@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,15 @@ from torch.utils.checkpoint import checkpoint
 
 import explorer
 from explorer.engine.bench.step import prepare, run_step
+from explorer.engine.compare.fit import Player
 from explorer.engine.compare.fit_judge import outline_of
 from explorer.engine.model.load import load
 from explorer.plan import lever_text, levers
 from explorer.record.fit import LeverRow, PlayedStep
 from explorer.record.graph import ModelRef
+from explorer.record.plan import silent
 from explorer.record.run import RunSpec
+from tests.engine.compare.test_fit import tensors_peak
 
 NETS = """
 import torch
@@ -33,8 +37,26 @@ def words():
     hidden = nn.Embedding(30, 8), nn.Flatten(1), nn.Linear(128, 64), nn.ReLU()
     batch = torch.randint(30, (16, 16)), torch.randint(30, (16,))
     return nn.Sequential(*hidden, nn.Linear(64, 30)), batch, F.cross_entropy
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(500, 64), nn.Linear(64, 5)
+        layers = (nn.TransformerEncoderLayer(64, 4, 256, batch_first=True) for _ in range(2))
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
+def classifier():
+    return Classifier(), (torch.randint(500, (16, 64)), torch.randint(5, (16,))), F.cross_entropy
 """
-IN_THE_LOOP = ("for part", "with torch.autocast", "loss = ")
+IN_THE_LOOP = ("for part", "with torch.autocast", "loss = ", "del hidden")
 NOT_HERE = (*levers.ALLOCATOR, levers.OFFLOAD, "adamw8bit", "qlora", "attention")
 """Lines for a GPU, or for packages that the tests do not need; the attention takes an argument of a factory."""
 
@@ -47,7 +69,9 @@ class Batch(list[torch.Tensor]):
 class Script:
     """A plain training script with the lines of a lever in it."""
 
-    def __init__(self, spec: RunSpec, lines: tuple[str, ...]) -> None:
+    def __init__(self, spec: RunSpec, lines: tuple[str, ...], last: str) -> None:
+        self.last = last
+        torch.set_num_threads(spec.n_threads)
         loaded = load(spec.model, seed=spec.seed)
         assert loaded.loss_function is not None
         self.loss_function = loaded.loss_function
@@ -71,13 +95,20 @@ class Script:
         names["optimizer"].zero_grad()  # type: ignore[attr-defined]
         batch: Batch = names["batch"]  # type: ignore[assignment]
         if any("hidden" in line for line in self.in_loop):
-            names |= {"hidden": model[:-1](batch[0]), "targets": batch[1]}  # type: ignore[index]
+            names |= {"hidden": self.hidden(model, batch[0]), "targets": batch[1]}
         for line in self.in_loop or ["loss = loss_of(model, batch)"]:
             exec(line, names)
         if "loss" in names:
             names.pop("loss").backward()  # type: ignore[attr-defined]
-        names.pop("hidden", None)
         names["optimizer"].step()  # type: ignore[attr-defined]
+
+    def hidden(self, model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        """The input of the last layer."""
+        layer = model.get_submodule(self.last)
+        model.set_submodule(self.last, nn.Identity())
+        hidden: torch.Tensor = model(inputs)
+        model.set_submodule(self.last, layer)
+        return hidden
 
     @property
     def model(self) -> nn.Module:
@@ -95,9 +126,47 @@ def test_a_script_with_the_line_takes_the_step_that_was_played(name: str, tmp_pa
     assert len(tried) >= 8
     for key, changed in tried:
         row = LeverRow(levers=(key,), step=PlayedStep(spec=changed, step_peak_bytes=1))
-        script, trainee = Script(spec, lever_text.script_lines(row)), prepare(changed)
+        script, trainee = Script(spec, lever_text.script_lines(row), parts.last), prepare(changed)
         for _ in range(2):
             script.step()
             run_step(trainee)
         if key != "lora":  # peft gives the parameters other names
             torch.testing.assert_close(script.model.state_dict(), trainee.model.state_dict())
+
+
+KINDS = {
+    "gpt": {"n_layers": 2, "width": 96, "n_heads": 2, "length": 32, "batch": 8, "vocabulary": 256},
+    "tied_lm": {"n_layers": 2, "width": 96, "length": 32, "batch": 8, "vocabulary": 512},
+    "vit": {"n_layers": 2, "width": 96, "n_heads": 2, "side": 32, "batch": 8},
+    "resnet": {"width": 8, "blocks_per_stage": 2, "n_stages": 2, "side": 32, "batch": 16},
+    "recurrent": {"length": 12, "width": 128, "expansion": 4, "batch": 32, "vocabulary": 64},
+    "classifier": {},
+}
+BY_TENSORS = ("autocast", "dtype")
+"""Levers whose kernels take memory of their own on a CPU: only their tensors are compared."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_a_script_with_the_line_has_the_peak_that_was_played(name: str, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(NETS)
+    model = ModelRef(target=f"sample_models/{name}.py", size="small", arguments=KINDS[name])
+    if not KINDS[name]:
+        model = ModelRef(target=f"{tmp_path}/nets.py:{name}")
+    spec = RunSpec(model=model, optimizer_form="foreach", n_repeats=0)
+    player = Player(spec, None, silent)
+    changed = [(lever.key, each) for lever, each in levers.levers_for(spec, player.parts) if lever.key not in NOT_HERE]
+    plays = [(key, player._played(each)) for key, each in changed]
+    plays.append((levers.RECOMPUTE, player._recomputed(player.run)))
+    assert len(plays) >= 8
+    for key, play in plays:
+        gc.collect()  # models of levers before it
+        row = LeverRow(levers=(key,), step=player._step(play))
+        script = Script(spec, lever_text.script_lines(row), player.parts.last)
+        script.step()
+        with explorer.record_step(script.model, script.names["optimizer"]) as recorded:  # type: ignore[arg-type]
+            script.step()
+        run = recorded.measurement
+        peak_bytes = run.peaks.tracker_peak_bytes if key in BY_TENSORS else tensors_peak(run)
+        assert row.step.step_peak_bytes == pytest.approx(peak_bytes, rel=1e-3), key
+        del script, recorded, run
