@@ -122,11 +122,12 @@ class Variables:
         named: set[str] = set()
         over: set[str] = set()
         closed: set[str] = set()
+        over_closed: set[str] = set()
         above: set[int] = set()
         for i in order:
             blocks, alone = units[i].unit.blocks, self._alone[i]
             lines = set(lineage(*blocks))
-            if not named.isdisjoint(blocks) or not closed.isdisjoint(lines):
+            if not (named | over_closed).isdisjoint(blocks) or not closed.isdisjoint(lines):
                 continue
             if alone and not (named.isdisjoint(lines) and over.isdisjoint(blocks)):
                 continue
@@ -138,20 +139,21 @@ class Variables:
             chosen.append(i)
             named.update(blocks)
             over.update(lines)
-            closed.update(blocks if alone else ())
+            if alone:
+                closed.update(blocks)
+                over_closed.update(lines)
             above.update(around[i])
         return chosen
 
     def third_levels(self, chosen: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Additions that nest `chosen` three levels deep: first all units of a kind at once, then each unit alone."""
         units, around = self._candidates.units, self._candidates.around
-        named = {fqn for i in chosen for fqn in units[i].unit.blocks}
         pairs = [(j, o) for j in chosen for o in around[j] if o in chosen]
         kinds: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for i, candidate in enumerate(units):
             inside, outside = set(around[i]), any(i in around[o] for _, o in pairs)
             deeper = outside or any(j in inside and o in inside for j, o in pairs)
-            if deeper and not self._alone[i] and named.isdisjoint(candidate.unit.blocks):
+            if deeper and not self._alone[i] and not any(self._candidates.exclude(i, j) for j in chosen):
                 kinds[candidate.kin].append(i)
         yield from (apart for kind in kinds.values() if len(apart := self._apart(kind)) > 1)
         yield from ((i,) for kind in kinds.values() for i in kind)

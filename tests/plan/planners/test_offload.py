@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from explorer.engine.model.describe import describe
 from explorer.plan.planners.planner import Planner
 from explorer.plan.policy.counted import offloading
 from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.predict.not_predicted import not_covered
 from explorer.record import Measurement, ModelGraph, Policy, RunSpec, Unit
 from explorer.record.measurement import Samples, Times
 from tests.zoo import sample
@@ -47,3 +49,17 @@ def test_a_plan_is_the_best_of_all_choices(step: tuple[ModelGraph, Measurement],
         best = min(price for peak, price in choices if peak <= budget)
         assert plan.step_peak_bytes <= budget and plan.extra_cost >= plan.certificate.bound * (1 - 1e-9)
         assert plan.extra_cost == pytest.approx(best, rel=2e-3), (share, plan.policy)
+
+
+def test_no_choice_that_is_judged_nests_an_offloaded_block(step: tuple[ModelGraph, Measurement]) -> None:
+    """A container of blocks is a candidate too: its recompute and a block inside it that is offloaded exclude each
+    other, in first solutions and in a third level of nesting."""
+    graph, run = step
+    planner = Planner(run, graph).with_offload(1e12)
+    candidates, variables = planner.candidates, planner._program.variables
+    draw = random.Random(0)
+    choices = [variables.legal(draw.sample(range(variables.n_units), variables.n_units)) for _ in range(30)]
+    choices += [[*chosen, *more] for chosen in choices[:5] for more in variables.third_levels(tuple(chosen))]
+    for chosen in choices:
+        assert not not_covered(candidates.policy(chosen), run)
+    assert all(plan.step_peak_bytes for plan in planner.front())
