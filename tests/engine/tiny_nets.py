@@ -173,6 +173,38 @@ def dropped_layers(*, width: int = 32, depth: int = 12, batch: int = 512) -> tup
     return DroppedLayers(width, depth), torch.randn(batch, width, requires_grad=True)
 
 
+class DroppedBranch(nn.Module):
+    """Stochastic depth: the block always runs, its branch in half of the steps."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(x) if torch.rand(()) < 0.5 else x
+
+
+def dropped_branches(*, width: int = 16, depth: int = 8, batch: int = 64) -> tuple[Any, ...]:
+    return nn.Sequential(*(DroppedBranch(width) for _ in range(depth))), torch.randn(batch, width)
+
+
+class Whole(nn.Module):
+    """Parameters without a module of their own: the only block is the model itself, whose name is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.eye(16)) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = torch.tanh(torch.einsum("bi,ij->bj", x, weight))
+        return x
+
+
+def whole() -> tuple[Any, ...]:
+    return Whole(), torch.randn(512, 16)
+
+
 class Wave(nn.Module):
     """Element by element: all that it keeps is as large as its input, and takes no time to make."""
 

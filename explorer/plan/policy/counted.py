@@ -34,7 +34,7 @@ def counted_units(graph: ModelGraph) -> tuple[Fqns, ...]:
         units.insert(next(behind, len(units)), unit)
     # A block that the model checkpoints itself saves in its second run.
     again = graph.checkpointed_by_itself
-    idle = {fqn for fqn in graph.saves_nothing if not is_within(fqn, *again)}
+    idle = {fqn for fqn in graph.saves_nothing if not is_within(fqn, *again) and not _left_a_child_out(graph, fqn)}
     return tuple(unit for unit in units if not idle.issuperset(unit))
 
 
@@ -161,6 +161,11 @@ def _skipped_siblings(graph: ModelGraph) -> dict[str, Fqns]:
 def _left_some_out(layers: Iterable[Block]) -> bool:
     """True if the observed forward called some of the layers and left out others. Lists of modules do not count."""
     return {bool(layer.n_calls) for layer in layers if layer.parameter_bytes} == {True, False}
+
+
+def _left_a_child_out(graph: ModelGraph, fqn: str) -> bool:
+    """True if the block was called and part of it was not, as with stochastic depth: the next forward may need it."""
+    return any(child.parameter_bytes and not child.n_calls for child in graph.children[fqn])
 
 
 def _skipped_inside(graph: ModelGraph, block: Block) -> Fqns:

@@ -5,13 +5,14 @@ A model runs forwards again by itself when it checkpoints its own blocks inside 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
 from msgspec.structs import replace
 
 from explorer.plan.card.torch_rules import CUBLAS_SETTING, changed_workspace
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.names import listed, some
+from explorer.plan.names import listed, outermost, some
 from explorer.plan.predict.calls import results_of_views
 from explorer.plan.predict.not_predicted import approximate, no_baseline, not_predicted
 from explorer.plan.sizes import mib
@@ -22,6 +23,8 @@ from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast
 from explorer.record.policy import Policy
 
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+"""The number of a layer in a list: `layers.*.mlp` is the place of `layers.3.mlp`."""
 LARGE_SHARE = 0.05
 """Share of a peak above which the unattributed bytes are mentioned."""
 
@@ -158,19 +161,19 @@ def _of_the_library(run: Measurement, ops: tuple[str, ...]) -> str:
 
 
 def _one_draw(run: Measurement) -> str:
-    """A sentence on layers of a list that did not run beside others that did: LayerDrop, experts without tokens."""
-    ran: dict[str, bool] = defaultdict(bool)
+    """A sentence on layers that did not run where layers of the same place did: LayerDrop, stochastic depth."""
+    idle_in, ran = defaultdict[str, list[str]](list), set[str]()
     for block in run.blocks:
-        holder, _, name = block.fqn.rpartition(".")
-        ran[holder] |= name.isdigit() and block.n_forward > 0
-    idle = [
-        block.fqn
-        for block in run.blocks
-        if not block.n_forward and block.fqn.rpartition(".")[2].isdigit() and ran[block.fqn.rpartition(".")[0]]
-    ]
+        place = _NUMBER.sub("*", block.fqn)
+        if block.n_forward:
+            ran.add(place)
+        else:
+            idle_in[place].append(block.fqn)
+    idle = [fqn for place, fqns in idle_in.items() if place in ran for fqn in fqns]
     if not idle:
         return ""
-    return f"One draw: {some(idle)} did not run in this step. A step that runs other layers has another peak."
+    skipped = some(outermost(idle))
+    return f"One draw: {skipped} did not run in this step. A step that runs other layers has another peak."
 
 
 def why_not_predicted(

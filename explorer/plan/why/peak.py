@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from explorer.plan.memory.ledger import PLURAL, in_place, largest_roles, ledger, place
+from explorer.plan.memory.ledger import PLURAL, alive, array_of, in_place, largest_roles, ledger, place
 from explorer.plan.memory.next_step import new_bytes, next_step
-from explorer.plan.memory.outside import older_graphs, outside_modules, with_size
+from explorer.plan.memory.outside import SAVED, older_graphs, outside_modules, with_size
 from explorer.plan.memory.reruns import in_words
 from explorer.plan.names import is_within, lineage, listed, some
+from explorer.plan.predict.calls import stash_bytes
 from explorer.plan.predict.forecaster import Forecaster, prices, prices_of_keeping
 from explorer.plan.sizes import from_to, mib, signed
 from explorer.record.allocations import FIXED_ROLES, Ledger
@@ -56,8 +57,8 @@ def toggled_block(fqn: str, graph: ModelGraph | None) -> str:
 
 
 def unit_name(fqns: tuple[str, ...]) -> str:
-    """`layers.2`, or of a segment `layers.2 to layers.5`."""
-    return fqns[0] if len(fqns) == 1 else f"{fqns[0]} to {fqns[-1]}"
+    """`layers.2`, of a segment `layers.2 to layers.5`; the model itself, whose name is empty, is called that."""
+    return some(fqns) if len(fqns) == 1 else f"{fqns[0]} to {fqns[-1]}"
 
 
 SMALL_CHANGE = 0.01
@@ -131,7 +132,25 @@ def _largest_part(case: PeakCase) -> str:
 
 
 def _outside_modules(case: PeakCase) -> str:
+    if "" in case.named:  # the policy recomputes the model as a whole, the code of its forward too
+        return ""
     return outside_modules(case.new)
+
+
+def _generator_states(case: PeakCase) -> str:
+    """A sentence on what checkpoints keep for random numbers: in a small model it may be more than they free."""
+    log, stash = case.candidate.allocations, stash_bytes(case.candidate, case.candidate.spec.policy)
+    if log is None or not stash or not case.named:
+        return ""
+    entries = alive(log, case.new.tick)
+    n_states = int(((array_of(log.role)[entries] == SAVED) & (array_of(log.n_bytes)[entries] == stash)).sum())
+    if n_states * stash < 0.05 * case.new.total_bytes:
+        return ""
+    return (
+        f"{mib(n_states * stash)} of the peak are {n_states:,} states of the random generator: each checkpoint keeps "
+        f"{mib(stash)}, however small its block is. preserve_rng_state: false keeps none, if no block draws random "
+        "numbers."
+    )
 
 
 def _older_graphs(case: PeakCase) -> str:
@@ -262,7 +281,10 @@ def _saves_little(case: PeakCase) -> str:
 
 def frees_nothing(baseline: Measurement, policy: Policy, graph: ModelGraph | None) -> str:
     """Which blocks of a policy free almost none of what they save, and who keeps it; empty if all free something."""
-    freed = Forecaster(baseline, graph).forecast(policy).freed_bytes
+    freed = dict(Forecaster(baseline, graph).forecast(policy).freed_bytes)
+    if graph is not None:  # layers that the observed forward left out at random are in no forecast
+        for fqn in graph.saves_nothing.intersection(freed):
+            del freed[fqn]
     saved = {fqn: baseline.by_fqn[fqn].saved_after_forward_bytes or 0 for fqn in freed if fqn in baseline.by_fqn}
     idle = [fqn for fqn, n_bytes in saved.items() if n_bytes and freed[fqn] < FREES_LITTLE * n_bytes]
     if not idle or graph is None:
@@ -308,7 +330,7 @@ def _wasted(case: PeakCase) -> str:
     which = f"{names} could be kept" if len(idle) == 1 else f"Any one of {names} could be kept"
     sentence = f"{which} without a higher peak (predicted), for {cost:.1%} fewer FLOPs.".replace("%", " %")
     last = case.graph.repeats[-1] if case.graph and case.graph.repeats else None
-    if any(last in price.blocks for price in idle):
+    if last and any(last in price.blocks for price in idle):
         sentence += (
             f" {last} is the last of them: its backward comes first, so what it frees comes back before anything "
             "else goes."
@@ -346,6 +368,7 @@ RULES: tuple[Callable[[PeakCase], str], ...] = (
     _own_recompute,
     _older_graphs,
     _outside_modules,
+    _generator_states,
     _kept_activations,
     _saves_little,
     _frees_nothing,

@@ -158,7 +158,8 @@ def in_words(policy: Policy) -> str:
 def _units(units: Sequence[Unit]) -> str:
     """Words for the units of one action. Names are sorted, as a reader takes `a ... z` for consecutive blocks."""
     named = sorted((fqn for unit in units for fqn in unit.blocks), key=_counted)
-    listed = ", ".join(named) if len(named) <= 4 else f"{named[0]} ... {named[-1]}"
+    names = [fqn or "the model" for fqn in named]
+    listed = ", ".join(names) if len(names) <= 4 else f"{names[0]} ... {names[-1]}"
     first = units[0]
     words = f"{_DONE[first.action]} {count(len(named), 'block')}"
     if any(len(unit.blocks) > 1 for unit in units):

@@ -20,7 +20,7 @@ from explorer.plan.policy.presets import PRESETS, preset
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
-from tests.engine import preset_nets
+from tests.engine import preset_nets, tiny_nets
 
 SAMPLES = [ModelRef(target=sample.target, size=next(iter(sample.sizes))) for sample in catalogue()]
 NETS = [preset_nets.ref(name) for name in ("encoder_decoder", "unet", "frozen_body", "operators", "dense")]
@@ -135,3 +135,10 @@ def test_what_each_of_them_recomputes() -> None:
 
 def test_the_sample_unet_with_its_middle() -> None:
     assert "middle" in preset("all", graph_of(ModelRef(target="sample_models/unet.py", size="small"))).blocks
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_branch_that_the_observed_forward_left_out_is_recomputed_all_the_same(seed: int) -> None:
+    graph = describe(tiny_nets.ref("dropped_branches"), seed=seed)
+    assert graph.saves_nothing.intersection(map(str, range(8))), "no block was left out: another seed"
+    assert preset("all", graph).blocks == tuple(map(str, range(8)))

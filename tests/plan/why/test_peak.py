@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer.engine.bench.measure import measure
+from explorer.engine.model.describe import describe
 from explorer.plan.memory.ledger import ledger
+from explorer.plan.names import some
+from explorer.plan.why.caveats import peak_caveats
 from explorer.plan.why.peak import PeakCase, explain, explain_one, frees_nothing, toggled_block
-from explorer.record import Block, Comparison, Failure, ModelGraph, ModelRef, Policy
+from explorer.record import Block, Comparison, Failure, ModelGraph, ModelRef, Policy, RunSpec
+from explorer.view.text.plan import in_words
 from tests import graphs
+from tests.engine.tiny_nets import ref
 from tests.graphs import GRAPH, SPEC, changed, with_costs
 from tests.plan.planners.samples import graph_and_run
 from tests.view.builders import MIB, Chain, chains, compared, measured
@@ -187,3 +193,40 @@ def test_who_keeps_the_output_of_a_block_that_frees_nothing(blocks: list[str]) -
     assert not why or "behind it blocks.0.attention.qkv keeps its outputs" in why
     both = Comparison(baseline=run, candidate=measure(msgspec.structs.replace(run.spec, policy=policy, n_repeats=0)))
     assert not why or why in explain(both, graph)
+
+
+def told_of(net: str, policy: Policy) -> tuple[str, Comparison]:
+    """The reasons, of two runs of a net of `tests.engine.tiny_nets`."""
+    spec = RunSpec(model=ref(net), n_repeats=0, seed=1)
+    graph = describe(spec.model)
+    runs = [measure(msgspec.structs.replace(spec, policy=side)) for side in (Policy(), policy)]
+    both = Comparison(baseline=runs[0], candidate=runs[1])
+    return "\n".join(explain(both, graph)), both
+
+
+@pytest.mark.parametrize("preserve_rng_state", [True, False])
+def test_the_state_of_the_generator_is_named_where_it_is_much_and_the_cure_frees_it(preserve_rng_state: bool) -> None:
+    policy = Policy.recompute(["0", "1", "2"])
+    policy = msgspec.structs.replace(policy, preserve_rng_state=preserve_rng_state)
+    text, both = told_of("chain", policy)
+    kept = (both.candidate.saved_after_forward_bytes or 0) - (both.baseline.saved_after_forward_bytes or 0)
+    assert (kept > 3 * len(torch.get_rng_state()) * 0.8) == preserve_rng_state
+    assert ("3 states of the random generator: each checkpoint keeps 4.9 KiB" in text) == preserve_rng_state
+
+
+def test_the_model_itself_has_a_name() -> None:
+    text, both = told_of("whole", Policy.recompute([""]))
+    assert both.candidate.spec.policy.blocks == ("",) and "activations of the model that were just" in text
+    assert "  " not in text and "A policy recomputes modules" not in text
+    assert in_words(both.candidate.spec.policy) == "recompute 1 block: the model"
+
+
+def test_a_block_that_only_the_observed_forward_left_out_is_not_said_to_free_nothing() -> None:
+    text, both = told_of("dropped_branches", Policy.recompute([str(i) for i in range(8)]))
+    saved = {cost.fqn: cost.saved_after_forward_bytes or 0 for cost in both.baseline.blocks}
+    for cost in both.candidate.blocks:
+        assert not (cost.fqn.isdigit() and saved[cost.fqn]) or (cost.saved_after_forward_bytes or 0) < saved[cost.fqn]
+    assert "almost nothing" not in text
+    (caveat,) = peak_caveats(both.candidate)
+    idle_branches = [cost.fqn for cost in both.candidate.blocks if not cost.n_forward and cost.fqn.endswith(".branch")]
+    assert idle_branches and caveat.startswith(f"One draw: {some(idle_branches)} did not run in this step.")
