@@ -51,11 +51,13 @@ def test_chunks_of_unequal_length_have_the_loss_and_the_gradients_of_the_whole(l
 def test_the_line_for_a_script_is_the_loss_of_the_lever() -> None:
     loaded = loaded_of(Net())
     spec = RunSpec(model=loaded.ref, chunked_layer="head")
-    (line,) = lever_text.script_lines(LeverRow(levers=("chunks",), step=PlayedStep(spec=spec, step_peak_bytes=1)))
+    lines = lever_text.script_lines(LeverRow(levers=("chunks",), step=PlayedStep(spec=spec, step_peak_bytes=1)))
     names = {"checkpoint": checkpoint, "loss_function": F.cross_entropy}
     names |= {"model": loaded.model, "targets": loaded.targets}
     names["hidden"] = loaded.model.body(loaded.inputs).relu()
-    exec(line, names)
+    exec("\n".join(lines), names)
+    assert "hidden" not in names, "the script would hold it through backward"
+    names["loss"].backward()  # type: ignore[attr-defined]
     chunked = in_chunks(loaded, "head")
     assert torch.equal(names["loss"], chunked.loss(chunked.output()))  # type: ignore[arg-type]
 
