@@ -192,6 +192,8 @@ def test_a_lock_holds_until_the_model_moves(net: str, tmp_path: Path) -> None:
     moved = run("lock", net, "--check", lock, "--markdown", str(table), code=1)
     assert "(4 blocks) is new (Dropout)" in moved.stdout and "`0.2`" in table.read_text()
     assert "names" in run("lock", net, "--set", "n=2", "--check", lock, code=2).stderr
+    refused = run("lock", net, "--policy", "sqrt", "--check", lock, code=2).stderr
+    assert "--check reads the policy from" in refused and "names sqrt" in refused
 
 
 SMALL = ("sample_models/mlp.py", "--set", "n_layers=2")

@@ -32,13 +32,15 @@ MarkdownOut = Annotated[
     Path | None, in_output("--markdown", metavar="FILE", help="With --check: also write a table for a pull request.")
 ]
 
+_KEEP_ALL = "keep-all"
+
 
 @verb
 def lock(
     step: RankStepOptions,
     output: Output,
     model: Model,
-    policy: PolicyName = "keep-all",
+    policy: PolicyName = _KEEP_ALL,
     out: Out = None,
     check: Check = None,
     markdown: MarkdownOut = None,
@@ -61,6 +63,11 @@ def lock(
                 f"{check} was split by {bounded(function) or 'no function'}; the command line names "
                 f"{step.parallelize or 'none'}.",
                 hint="Give --parallelize as when the lock was written.",
+            )
+        if policy != _KEEP_ALL:
+            raise BadInput(
+                f"--check reads the policy from {check}; the command line names {bounded(policy)}.",
+                hint="Leave --policy out, or write the lock of this policy with --out.",
             )
         _check(old, markdown, output)
         return
