@@ -153,9 +153,9 @@ class LoopRecording:
             opened.enter_context(self._recording)
             opened.callback(lambda: setattr(self._recording, "optimizers", self.optimizers))
             self._tracker.on_phase("between")
+            opened.callback(self._borders.close)  # first: one of the next two may raise
             self._borders.enter_context(_borders(self._tracker, self._join))
             self._borders.enter_context(around_zero_grad(self._zeroed))
-            opened.callback(self._borders.close)
             self._open = opened.pop_all()
         atexit.register(self._open.close)  # a profiler that is still on when the interpreter ends crashes it
 
