@@ -250,11 +250,11 @@ def test_files_stay_small() -> None:
 
 
 BUDGETS = {
-    "record": 15766, "plan": 119443, "engine": 143558, "jobs": 11248, "child_process": 3994,
+    "record": 15766, "plan": 119130, "engine": 143558, "jobs": 11248, "child_process": 3994,
     "view": 46949, "ui": 49397, "lab": 27056, "pipeline": 54771, "own_loop": 15041, "cli": 22346,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 56001
+TESTS_BUDGET = 55952
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 

@@ -205,45 +205,6 @@ def whole() -> tuple[Any, ...]:
     return Whole(), torch.randn(512, 16)
 
 
-class Swish(torch.autograd.Function):
-    """A function of the user's, whose backward holds both saved tensors while it makes temporaries."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        gate = torch.sigmoid(x)
-        ctx.save_for_backward(x, gate)
-        return x * gate
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        x, gate = ctx.saved_tensors
-        return gradient * (gate + x * gate * (1 - gate))
-
-
-class OwnFunction(nn.Module):
-    def forward(self, x: Tensor) -> Any:
-        return Swish.apply(x)
-
-
-class CalledOften(nn.Module):
-    """One block sees several inputs, as in a siamese net, or follows several layers."""
-
-    def __init__(self, shared: nn.Module, n_calls: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(n_calls))
-        self.shared = shared
-        self.head = nn.Linear(64 * n_calls, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(torch.cat([self.shared(layer(x)) for layer in self.layers], 1))
-        return y
-
-
-def called_often(*, shared: str, n_calls: int) -> tuple[Any, ...]:
-    trunk = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
-    return CalledOften(trunk if shared == "trunk" else OwnFunction(), n_calls), torch.randn(2048, 64)
-
-
 class Wave(nn.Module):
     """Element by element: all that it keeps is as large as its input, and takes no time to make."""
 

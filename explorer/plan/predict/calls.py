@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from explorer.plan.memory.ledger import Bytes, Mask, ints
 from explorer.plan.names import is_within, operator_word
-from explorer.plan.predict.backward_births import births_of_backward, first_read
-from explorer.plan.predict.replay import BACKWARD, FORWARD, NEVER, SAVED, UNATTRIBUTED, Call, Replay
+from explorer.plan.predict.replay import BACKWARD, FORWARD, NEVER, RECOMPUTE, SAVED, UNATTRIBUTED, Call, Replay
 from explorer.plan.predict.step_cost import run_again
 from explorer.record.allocations import ROLES
 from explorer.record.graph import ModelGraph
@@ -26,6 +25,7 @@ from explorer.record.policy import Policy, Unit
 
 RNG_STATE_BYTES = 5056
 """State of torch's CPU generator (torch.get_rng_state), which every checkpoint call keeps; a GPU's lies on the CPU."""
+CAST = "aten._to_copy.default"
 
 
 def stash_bytes(measurement: Measurement, policy: Policy) -> int:
@@ -77,7 +77,7 @@ def saved_by_calls(replay: Replay, unit: Sequence[str], *, stops_early: bool) ->
     key = (tuple(unit), stops_early)
     if key not in replay.calls_of_units:
         calls = list(zip(*(replay.calls.get(fqn, []) for fqn in unit)))
-        births = births_of_backward(replay, unit, calls)
+        births = _births_of_backward(replay, unit, calls)
         each = (_saved_by_call(replay, unit, *call, stops_early=stops_early) for call in zip(calls, births))
         replay.calls_of_units[key] = [call for call in each if call is not None]
     return cast("list[SavedByCall]", list(replay.calls_of_units[key]))
@@ -96,7 +96,7 @@ def _saved_by_call(
     saved = saved[(replay.role[saved] == SAVED) & ~dies_in_forward]
     own_outputs = _own_outputs(replay, unit[-1], members[-1])
     saved = saved[~np.isin(saved, [entry for entry in members[-1].outputs if entry not in own_outputs])]
-    begins = first_read(replay, births)
+    begins = _first_read(replay, births)
     if begins is None:
         freed = saved if len(saved) else _freed_in_backward(replay, members[0].inputs)
         if not len(freed):
@@ -134,6 +134,15 @@ def _saved_by_call(
     )
 
 
+def _first_read(replay: Replay, births: Bytes) -> int | None:
+    """The first of these ticks of backward at which a saved tensor may be read: a cast of the gradient reads none."""
+    if not len(births):
+        return None
+    ops = replay.op[replay.by_birth[np.searchsorted(replay.births, births)]]
+    is_cast = np.isin(ops, [i for i, name in enumerate(replay.ops) if name == CAST])
+    return int(births[is_cast.argmin()])
+
+
 def only_of(replay: Replay, calls: Sequence[SavedByCall]) -> tuple[Replay, list[SavedByCall]]:
     """The replay of only the entries that `calls` touch, which are numbered from 0, and `calls` with these numbers.
 
@@ -162,6 +171,33 @@ def _freed_in_backward(replay: Replay, entries: Sequence[int]) -> Bytes:
     saved = saved[replay.role[saved] == SAVED]
     freed: Bytes = saved[replay.phase[np.minimum(replay.died[saved], len(replay.line) - 1)] == BACKWARD]
     return freed
+
+
+def _births_of_backward(replay: Replay, unit: Sequence[str], calls: Sequence[Sequence[Call]]) -> list[Bytes]:
+    """Ticks at which backward of each call allocates inside the unit.
+
+    The array of a call is empty if several calls precede the allocations: the timeline cannot assign them to a call.
+    """
+    if not calls:
+        return []
+    births = np.concatenate([_births_below(replay, fqn) for fqn in unit])
+    births = np.sort(births[births > calls[0][-1].end])
+    places = np.searchsorted(births, [members[0].first for members in calls]).tolist()
+    ends = [*places[1:], len(births)]
+    return [births[place:end] if places.count(place) == 1 else births[:0] for place, end in zip(places, ends)]
+
+
+def _births_below(replay: Replay, fqn: str) -> Bytes:
+    """Ticks at which backward allocates in the calls of `fqn`."""
+    if fqn not in replay.backward_births:
+        entries = replay.below(fqn)
+        alone = [name for name in replay.called_alone if is_within(name, fqn) and name != fqn]
+        if alone:  # backward of a call outside of the block
+            entries = np.setdiff1d(entries, np.concatenate([replay.below(name) for name in alone]))
+        births = replay.born[entries]
+        phase = replay.phase[births]
+        replay.backward_births[fqn] = births[(phase == RECOMPUTE) | (phase == BACKWARD)]
+    return replay.backward_births[fqn]
 
 
 def _ends(died: Bytes, saved: NDArray[np.intp], outputs: Sequence[int], ends: int) -> int:
