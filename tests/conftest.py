@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import random
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,3 +119,18 @@ def nothing_old_is_garbage() -> None:
         importlib.import_module("torch._dynamo")  # as the first checkpoint does: 120,000 objects to search
     gc.collect()
     gc.freeze()
+
+
+NARROW = re.compile("autocast|narrow|bfloat16|dtype")
+
+
+@pytest.fixture
+def without_onednn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No kernels of oneDNN in a case of narrow types: a CPU with instructions for them (AMX, AVX-512 BF16) takes these
+    kernels, whose memory inside an operator no step without data knows of."""
+    import torch
+
+    usual = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(usual and not NARROW.search(request.node.name))
+    yield
+    torch._C._set_mkldnn_enabled(usual)

@@ -254,7 +254,7 @@ BUDGETS = {
     "view": 46949, "ui": 49397, "lab": 27056, "pipeline": 54771, "own_loop": 15041, "cli": 22346,
 }  # fmt: skip
 """Tokens of each ring at most. A line budget was answered by denser lines, so lines may grow and tokens may not."""
-TESTS_BUDGET = 55952
+TESTS_BUDGET = 55971
 """Lines of all tests at most."""
 TOKENS = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 

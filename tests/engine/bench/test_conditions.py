@@ -121,6 +121,7 @@ def test_every_option_of_the_step_with_every_kind_of_policy(model: str, options:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.usefixtures("without_onednn")
 @pytest.mark.parametrize("options", [*OPTIONS, "forward alone"])
 @pytest.mark.parametrize("model", EACH)
 def test_torchs_mem_tracker_counts_the_same_peak_without_data(model: str, options: str) -> None:

@@ -338,6 +338,7 @@ def test_what_only_a_checkpoint_keeps_is_not_in_the_baseline(
     assert sorted(composed.allocations.n_bytes) == sorted(base.allocations.n_bytes)
 
 
+@pytest.mark.usefixtures("without_onednn")
 @pytest.mark.parametrize("autocast", ["none", "bfloat16"])
 def test_accumulated_microbatches_each_repeat_their_own_forward(autocast: str) -> None:
     graph, base = graph_and_run(sample("mlp"), n_accumulation=2, autocast=autocast)

@@ -149,6 +149,7 @@ LEVERS = [lever for lever in levers.LEVERS if lever.key not in ("attention", *le
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_onednn")
 @pytest.mark.parametrize("lever", LEVERS, ids=lambda lever: lever.key)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_lever_holds_what_its_play_said(name: str, lever: levers.Lever) -> None:
