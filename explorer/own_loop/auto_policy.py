@@ -71,7 +71,7 @@ def auto_policy(
     with UserSteps(one_model(model), step, place_of_caller(), notes_saved=offload) as steps:
         graph = steps.graph()
         run, refused = _first_that_fits(steps, graph)
-        planner = _planner(run, graph, offload * host_bandwidth)
+        planner = _planner(run, graph, host_bandwidth, offload=offload)
         limit = capacity_bytes(card) if card is not None else budget
         assert not isinstance(limit, Card)
         wish = parse_budget(limit, planner.keep_all_bytes, run)
@@ -102,12 +102,12 @@ def auto_policy(
     )
 
 
-def _planner(run: Measurement, graph: ModelGraph, host_bandwidth: float) -> Planner:
-    """A planner that may offload at `host_bandwidth` bytes a second; 0: it does not offload."""
+def _planner(run: Measurement, graph: ModelGraph, host_bandwidth: float, *, offload: bool) -> Planner:
+    """A planner of the run; with `offload` it may move blocks to the host, at `host_bandwidth` bytes a second."""
     from explorer.plan.planners.planner import Planner
 
     planner = Planner(run, graph)
-    if host_bandwidth:
+    if offload:
         planner = planner.with_offload(host_bandwidth)
     return planner
 

@@ -181,11 +181,10 @@ def _run(
     )
     if kwargs:
         function, args = functools.partial(_with_keywords, function, tuple(kwargs)), (*args, *kwargs.values())
-    first_places = {id(arg): place for place, arg in reversed(list(enumerate(args)))}
-    if len(first_places) < len(args):
-        once = sorted(first_places.values())
-        order = tuple(once.index(first_places[id(arg)]) for arg in args)
-        function, args = functools.partial(_with_repeats, function, order), tuple(args[place] for place in once)
+    once = {id(arg): arg for arg in args}
+    if len(once) < len(args):
+        order = tuple(list(once).index(id(arg)) for arg in args)
+        function, args = functools.partial(_with_repeats, function, order), tuple(once.values())
     if policy.use_reentrant:
         return torch.utils.checkpoint.checkpoint(
             _FirstThenAgain(function, recompute()),

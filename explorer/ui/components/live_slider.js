@@ -35,7 +35,8 @@ export default function ({ data: [data], parentElement }) {
   parentElement.querySelector(".name").textContent = data.name
   v.input.max = Math.max(data.labels.length - 1, 0)
   v.input.disabled = data.labels.length < 2
-  if (!v.desk?.isAhead(data.about)) v.input.value = v.held ? v.input.value : data.at
-  else if (isNew) v.input.value = v.desk.place ?? data.at // moved in the preview
+  const isAhead = v.desk?.isAhead(data.about)
+  if (isAhead && isNew) v.input.value = v.desk.place ?? data.at // moved in the preview
+  if (!isAhead && !v.held) v.input.value = data.at
   v.say()
 }
