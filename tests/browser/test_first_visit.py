@@ -122,7 +122,7 @@ def test_a_first_visit_answers_before_the_worker_and_its_path_ends_with_a_policy
     for route in scripts:
         route.continue_()
     page.locator("#preview").wait_for(state="detached")
-    page.get_by_text("recorded on another machine").wait_for()
+    page.get_by_text("recorded on another machine").filter(visible=True).wait_for()
     first_words.wait_for(state="hidden")
     page.get_by_text("Choose blocks that compute their activations again").filter(visible=True).wait_for()
     page.get_by_role("treeitem").first.wait_for()
@@ -148,7 +148,7 @@ def test_a_first_visit_answers_before_the_worker_and_its_path_ends_with_a_policy
     texts = [next(path) for _ in range(3)]
     assert "held at its worst moment: 216.8 MiB" in texts[0]
     confirm_marks(page, re.compile(r"^12 (of \d+ )?blocks$"))
-    page.get_by_text("recorded on another machine").wait_for()
+    page.get_by_text("recorded on another machine").filter(visible=True).wait_for()
     held_worker.touch()
     page.get_by_text("recorded on another machine").wait_for(state="detached")
     texts += path
